@@ -4,10 +4,11 @@ BIN := .venv/bin
 TESTERS ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test fuzz lint docs catalog format clean
+.PHONY: demo test fuzz lint docs pictures package catalog format clean
 
-demo: .venv/.demo-installed  ## explain a real photo with the demo model
-	$(BIN)/vitreous explain demo --model demo --out demo-output
+demo: .venv/.demo-installed  ## explain a photo of two animals: why this class, why that one, and how far to trust it
+	$(BIN)/vitreous explain demo-two --model demo --method twoscale,tokentm,gradtoken,decompx.skipplus --topk 2 --trust \
+		--out demo-output
 
 # A file of tests stays in one process, for its tests share what is costly; one thread each, for more only wait for each
 # other. OMP_NUM_THREADS says so to torch. Byte code is kept, or each of many processes compiles everything again.
@@ -26,6 +27,9 @@ lint: .venv/.dev-installed  ## check style and types
 docs: .venv/.dev-installed  ## build the documentation; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
 
+package: .venv/.dev-installed  ## build wheel and source archive into dist/, and run the demo from the wheel
+	$(BIN)/python scripts/check_packages.py --out dist
+
 catalog: .venv/.dev-installed  ## write the lists of methods, protocols, models and data sets that the command line shows
 	$(BIN)/python scripts/write_catalog.py
 	$(BIN)/python scripts/write_options_table.py
@@ -35,7 +39,7 @@ format: .venv/.dev-installed
 	$(BIN)/ruff format
 
 clean:
-	rm -rf .venv demo-output site
+	rm -rf .venv demo-output dist site
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

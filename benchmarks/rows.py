@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._utils.storage import write_text
-from vitreous.explanation.provenance import software_versions
+from vitreous.explanation.folder import software_versions
 from vitreous.speed import timing
 from vitreous.speed.timing import Job, seconds_of
 

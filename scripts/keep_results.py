@@ -3,7 +3,7 @@
     python scripts/keep_results.py RUNS
 
 RUNS is the folder that ``vitreous evaluate --out`` was given. ``scripts/write_results_page.py`` makes the tables of
-docs/results.md from what is kept, so a run of today can stand in one table with one of last month.
+docs/results/*.md from what is kept, so a run of today can stand in one table with one of last month.
 """
 
 from __future__ import annotations

@@ -95,6 +95,7 @@ OTHERS = (
         2024,
         "2407.11910",
     ),
+    _arxiv("jiang2025vision", "Jiang et al., Vision Transformers Don't Need Trained Registers", 2025, "2506.08010"),
     _arxiv(
         "nguyen2020quantitative",
         "Nguyen and Martínez, On quantitative aspects of model interpretability",

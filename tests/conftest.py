@@ -1,26 +1,31 @@
-"""Fixtures that several test files share."""
+"""Fixtures that several test files share.
+
+Nothing large is imported here: the process that hands out the tests reads this file before it starts the others.
+"""
+
+from __future__ import annotations
 
 import gc
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 from nothing_skipped import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # pytest finds them here
-from vitreous.explanation.views import _PROVIDERS, _views
-from vitreous.methods.registry import _methods
-from vitreous.tape.rules import RULES
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # Files that take longest, by processor time or because they wait for servers and browsers: they are begun first, so
 # that none is left for one process alone in the end. ``make test`` keeps this order.
 LONG = (
-    *("methods/test_on_photos", "web/test_web_server", "baseline/test_baseline", "evaluation/test_evaluation_ray"),
-    *("architecture/test_zoo", "docs/test_readme", "families/test_timm", "families/test_transformers"),
-    *("evaluation/test_evaluation_killed", "web/test_web_browser", "docs/test_notebooks", "cli/test_cli"),
-    *("cli/test_cli_evaluate", "tape/test_tape", "pictures/test_figures", "families/test_texts"),
+    *("methods/test_on_photos", "web/test_web_server", "docs/test_readme", "evaluation/test_evaluation_ray"),
+    *("web/test_web_browser", "architecture/test_zoo", "families/test_timm", "evaluation/test_evaluation_killed"),
+    *("docs/test_notebooks", "cli/test_cli", "tape/test_tape", "cli/test_cli_evaluate", "families/test_transformers"),
+    *("pictures/test_figures", "baseline/test_baseline", "evaluation/test_evaluation_memory", "tape/test_interrupts"),
+    *("families/test_texts", "evaluation/test_evaluate", "evaluation/test_evaluation_store"),
+    *("architecture/test_stages", "families/test_plain_encoder", "cli/test_startup"),
 )
 
 
@@ -29,10 +34,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
+def pytest_collection() -> None:
+    """While all is imported hardly anything is garbage; to look for it again and again takes a third of the time."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """What imports and collection left, some millions of objects, need not be looked through by every collection."""
-    gc.collect()
     gc.freeze()
+    gc.set_threshold(700, 10, 100)  # whatever survived that long is seldom garbage
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
@@ -41,12 +52,16 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
+    import torch
+
     torch.set_num_threads(1)  # models this small only wait for each other's threads
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     """Random numbers are the same whichever tests run before."""
+    import torch
+
     torch.manual_seed(0)
 
 
@@ -62,6 +77,10 @@ def shared() -> Path:
 @pytest.fixture
 def registry():
     """The methods, rules and figures that a test registers are forgotten again."""
+    from vitreous.explanation.views import _PROVIDERS, _views
+    from vitreous.methods.registry import _methods
+    from vitreous.tape.rules import RULES
+
     for provider in _PROVIDERS:
         import_module(provider)  # they register once, when they are imported
     tables = (_methods, RULES, _views)
@@ -75,6 +94,9 @@ def registry():
 @pytest.fixture
 def photo() -> Image.Image:
     """A photo-like image, 301 x 211 pixels: smooth colours with some noise, neither square nor even."""
+    import numpy as np
+    from PIL import Image
+
     rows, columns = np.mgrid[0:211, 0:301]
     noise = np.random.default_rng(0).integers(0, 40, (211, 301))
     channels = [rows + noise, columns * 0.7 + noise, (rows + columns) * 0.4 + noise]

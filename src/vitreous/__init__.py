@@ -10,8 +10,11 @@ __all__ = [
     "Explanation",
     "TextExplanation",
     "__version__",
+    "add_test_time_registers",
+    "audit",
     "errors",
     "evaluate",
+    "evaluate_maps",
     "explain",
     "explain_text",
     "explain_words",
@@ -22,6 +25,7 @@ __all__ = [
     "load_text_model",
     "match_patches",
     "match_words",
+    "recommend",
     "rules",
     "similar",
     "speed",
@@ -34,13 +38,16 @@ __all__ = [
 if TYPE_CHECKING:
     from vitreous import errors, rules, speed, targets
     from vitreous.api.explain import explain
-    from vitreous.api.inspection import inspect
+    from vitreous.api.inspection import inspect, supported
     from vitreous.api.similarity import match_patches, similar
-    from vitreous.api.support import supported
     from vitreous.api.trust import trust
+    from vitreous.auditing.audit import audit
     from vitreous.evaluation.evaluate import evaluate
+    from vitreous.evaluation.recommend import recommend
     from vitreous.explanation.explanation import Explanation
+    from vitreous.integrations.maps import evaluate_maps
     from vitreous.methods import list_methods
+    from vitreous.methods.registers import add_test_time_registers
     from vitreous.models import load_model
     from vitreous.models.dual_encoder import load_dual_encoder, zero_shot
     from vitreous.models.text_models import load_text_model
@@ -52,8 +59,11 @@ if TYPE_CHECKING:
 _MODULES = {
     "Explanation": "vitreous.explanation.explanation",
     "TextExplanation": "vitreous.text.explanation",
+    "add_test_time_registers": "vitreous.methods.registers",
+    "audit": "vitreous.auditing.audit",
     "errors": None,
     "evaluate": "vitreous.evaluation.evaluate",
+    "evaluate_maps": "vitreous.integrations.maps",
     "explain": "vitreous.api.explain",
     "explain_text": "vitreous.text.explain",
     "explain_words": "vitreous.text.prompts",
@@ -64,10 +74,11 @@ _MODULES = {
     "load_text_model": "vitreous.models.text_models",
     "match_patches": "vitreous.api.similarity",
     "match_words": "vitreous.text.prompts",
+    "recommend": "vitreous.evaluation.recommend",
     "rules": None,
     "similar": "vitreous.api.similarity",
     "speed": None,
-    "supported": "vitreous.api.support",
+    "supported": "vitreous.api.inspection",
     "targets": None,
     "trust": "vitreous.api.trust",
     "zero_shot": "vitreous.models.dual_encoder",

@@ -13,7 +13,7 @@ from torch import nn
 
 import vitreous
 from small_models import PATCHES, largest_difference, random_images, randomise, small_vit
-from vitreous.errors import InputError, TargetError
+from vitreous.errors import InputError, TargetError, UnsupportedModelError
 from vitreous.speed.timing import one_thread
 from vitreous.targets import Box, Contrast, Pixels, Query, Token
 
@@ -311,3 +311,8 @@ def test_grad_cam_of_pixels_is_pytorch_grad_cams():
     large = large - large.amin(dim=(1, 2), keepdim=True)
     assert found.shape == (2, PATCHES)
     assert largest_difference(large / large.amax(dim=(1, 2), keepdim=True), expected) < 1e-4
+
+
+def test_a_head_that_reads_earlier_blocks_cannot_run_again_from_the_last():
+    with pytest.raises(UnsupportedModelError, match="its output also reads earlier blocks"):
+        vitreous.explain(built("dpt"), given("dpt", 1), "vit_recipro_cam", target=Pixels(torch.ones(32, 32), 1))

@@ -24,13 +24,13 @@ SHIFTED = ("torchvision/convolution_stem",)
 def test_numbers_are_those_from_before(name, monkeypatch):
     if name in SHIFTED:
         monkeypatch.setattr("vitreous.tape.patches.receptive_fields.ReceptiveFields.geometry", lambda _: None)
-    kept = baseline_numbers.load([name])[name]
+    numbers = baseline_numbers.load([name])[name]
+    # Those that were refused are not asked for: they could be served by now, and to ask again without them takes long.
+    kept = {method: expected for method, expected in numbers.items() if not isinstance(expected, str)}
     found = baseline_numbers.numbers_of(name, list(kept))
     tolerance = baseline_models.ROUNDED.get(name, RELATIVE)
     wrong = {}
     for method, expected in kept.items():
-        if isinstance(expected, str):
-            continue
         if isinstance(found[method], str):
             wrong[method] = found[method]
             continue

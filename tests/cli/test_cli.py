@@ -27,7 +27,7 @@ from vitreous.explanation import folder as explanation_folder
 from vitreous.explanation.explanation import Explanation
 from vitreous.inputs.target import find_class
 
-SMALL = ("--model", "timm/vit_tiny_patch16_224@random", "--image-size", "64x48")
+SMALL = ("--model", "timm/test_vit@random", "--image-size", "64x48")
 
 
 def run(*arguments, **environment):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 import time
 
 import pytest
 from rich.console import Console
 
+import forked
 from vitreous.cli import console as progress
 from vitreous.cli.console import progress_bar, steps
 
@@ -78,7 +77,7 @@ def test_nothing_is_printed_after_an_error(written):
     assert written.getvalue() == before
 
 
-def test_speed_tells_what_it_does_on_standard_error_alone():
+def test_speed_tells_what_it_does_on_standard_error_alone(tmp_path):
     code = (
         "import sys\n"
         "from vitreous.cli import console as progress\n"
@@ -97,7 +96,10 @@ def test_speed_tells_what_it_does_on_standard_error_alone():
         "2",
         "--json",
     ]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    program = tmp_path / "program.py"
+    program.write_text(code)
+    done = forked.run([str(program), *arguments])
+    assert done.returncode == 0, done.stderr
     assert [row["method"] for row in json.loads(done.stdout)] == ["gae", "rollout"]
     assert "measuring gae\n" in done.stderr
     assert "measuring times of" in done.stderr

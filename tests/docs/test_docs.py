@@ -98,9 +98,8 @@ def test_commands_of_results_measure_the_methods_of_their_tables():
     """What a command asks for, on twelve blocks like those of the models measured, is what a kept manifest has."""
     kept = [json.loads(file.read_text(encoding="utf-8"))["manifest"]["run"] for file in RESULTS.glob("*.json")]
     asked = set()
-    for line in re.findall(
-        r"^vitreous evaluate (.*../shared/.*)$", RESULTS.with_suffix(".md").read_text(), re.MULTILINE
-    ):
+    pages = "\n".join(file.read_text(encoding="utf-8") for file in RESULTS.glob("*.md"))
+    for line in re.findall(r"^vitreous evaluate (.*../shared/.*)$", pages, re.MULTILINE):
         name, methods = (re.findall(rf"--{option} (\S+)", line) for option in ("protocol", "methods"))
         asked.add((name[0], tuple(find_protocol(name[0]).spellings(split_spellings(methods), depth=12))))
     assert asked == {(run["protocol"], tuple(run["methods"])) for run in kept}
@@ -224,8 +223,13 @@ class TestResultsPage:
         (folder / f"{name}.json").write_text(json.dumps({"manifest": {"run": run}, "rows": rows}))
 
     def test_it_is_up_to_date(self, script):
-        page = RESULTS.with_suffix(".md").read_text(encoding="utf-8")
-        assert page == script.page(page, RESULTS), "run scripts/write_results_page.py"
+        pages = sorted(RESULTS.glob("*.md"))
+        assert pages
+        for file in pages:
+            page = file.read_text(encoding="utf-8")
+            assert page == script.page(page, RESULTS), "run scripts/write_results_page.py"
+            for name, chart in script.charts(page, RESULTS).items():
+                assert (RESULTS / name).read_text(encoding="utf-8") == chart, "run scripts/write_results_page.py"
 
     def test_runs_on_the_same_photos_share_a_table(self, script, tmp_path):
         self.keep(tmp_path, "first", {"gae": 0.5, "rollout": 0.4})

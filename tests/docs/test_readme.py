@@ -28,16 +28,22 @@ PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 PROSE = re.sub(r"^```.*?^```$", "", README, flags=re.DOTALL | re.MULTILINE)
 
 SMALL = "timm/test_vit@random"
-# Weights that would have to be downloaded: the same command with a small random model.
+# Weights that would have to be downloaded, and random ones: the same command with a small random model.
 REPLACED = {
     r"timm/vit_base_patch16_224[.\w]*": SMALL,
+    r"timm/vit_tiny_patch16_224@random": SMALL,
 }
-# What would take many minutes, and is the same with less of it.
+# What would take many minutes, and is the same with less of it; `make demo` has the demo model at its own size.
+FEW_PATCHES = ["--image-size", "112"]
 SHORTER = {
-    "vitreous speed": ["--repeats", "1"],
+    "vitreous explain cat.jpg --model demo": FEW_PATCHES,
+    "vitreous explain cat.jpg photos/ --model demo": FEW_PATCHES,
+    "vitreous figure": FEW_PATCHES,
+    "vitreous figure curves": ["--steps", "3", *FEW_PATCHES],
+    "vitreous speed": ["--repeats", "1", *FEW_PATCHES],
     "vitreous speed --peers": ["--repeats", "1", "--batch-size", "1", "--model", SMALL],
 }
-ELSEWHERE = {"mkdocs build"}  # test_docs.py builds the site
+ELSEWHERE = {"mkdocs build", "make package"}  # test_docs.py builds the site, .ci/run the packages
 
 
 def written_commands() -> list[str]:
@@ -50,7 +56,7 @@ def written_commands() -> list[str]:
 
 COMMANDS = written_commands()
 VITREOUS = [command for command in COMMANDS if command.startswith("vitreous ")]
-MAKE = [command for command in COMMANDS if command.startswith("make ")]
+MAKE = [command for command in COMMANDS if command.startswith("make ") and command not in ELSEWHERE]
 
 
 class Workshop:
@@ -147,7 +153,7 @@ def test_make_runs_what_it_says(tmp_path, command):
     )
     assert result.returncode == 0, result.stdout + result.stderr
     if command == "make demo":
-        drawn = tmp_path / "demo-output" / "chelsea" / "comparison.png"
+        drawn = tmp_path / "demo-output" / "cat-and-dog" / "comparison.png"
         assert drawn.name in result.stdout + result.stderr  # it says where the pictures are
         # The README's first picture is this one, as far as another processor rounds the same.
         shown = ROOT / re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README)[0]
@@ -155,8 +161,12 @@ def test_make_runs_what_it_says(tmp_path, command):
         assert first.shape == second.shape
         assert np.abs(first - second).mean() < 1
         saved = Explanation.load(drawn.parent)
-        assert saved.label() in README
-        assert list(saved.methods) == ["tokentm", "gradtoken", "decompx.skipplus"]
+        assert {saved.label(0, 0), saved.label(0, 1)} == {"Shiba Inu", "Bengal"}
+        assert all(saved.label(0, number) in README for number in (0, 1))
+        assert list(saved.methods) == ["twoscale", "tokentm", "gradtoken", "decompx.skipplus"]
+        told = re.search(r"^> (Trust: .*?) \.\.\.$", README.replace("\n> ", " "), re.MULTILINE)
+        assert told
+        assert told[1] in " ".join(result.stdout.split())
     else:
         assert " passed" in result.stdout
 

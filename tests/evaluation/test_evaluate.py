@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import vitreous
-from evaluations import METHODS, MODEL, PROTOCOL, everything, rewritten, some_run, write_photos
+from evaluations import METHODS, MODEL, PROTOCOL, everything, rewritten, some_run, start_worker, write_photos
 from small_data import loaded
 from small_models import small_vit
 from vitreous.datasets import Shuffled, open_dataset
@@ -321,7 +321,7 @@ def test_real_photos_and_a_trained_model(shared, tmp_path):
     assert not results.failures()
 
 
-def test_a_shuffled_set_is_a_run_of_its_own_with_the_same_photos(data, tmp_path):
+def test_a_shuffled_set_is_a_run_of_its_own_with_the_same_photos(data, tmp_path, monkeypatch):
     tables = {
         shuffle: everything(evaluate(MODEL, data, tmp_path, shuffle=shuffle).stores[0]).to_pylist()
         for shuffle in (False, True)
@@ -331,6 +331,7 @@ def test_a_shuffled_set_is_a_run_of_its_own_with_the_same_photos(data, tmp_path)
     assert sorted(shuffled) == sorted(listed)
     assert len(list(tmp_path.iterdir())) == 2
     (tmp_path / "again").mkdir()
+    monkeypatch.setattr("vitreous.evaluation.engines._start", start_worker)
     again = evaluate(MODEL, data, tmp_path / "again", shuffle=True, workers=2)
     assert everything(again.stores[0]).to_pylist() == tables[True]  # another process shuffles in the same way
 
@@ -399,6 +400,8 @@ def test_which_protocols_take_labels_for_outputs():
         "gradtoken-ablation",
         "grid-pointing-2x2",
         "grid-pointing-3x3",
+        "prompt-pointing-2-classes",
+        "prompt-pointing-4-classes",
         "skipplus-faithfulness",
         "skipplus-layers",
         "skipplus-segmentation",

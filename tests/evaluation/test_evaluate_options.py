@@ -80,7 +80,7 @@ def test_the_command_line_refuses_the_same_values(flag, value):
     arguments = ["evaluate", "--protocol", "chefer-2021-segmentation", "--data", "masks:/nowhere", flag, value]
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 2
-    assert f"Invalid value for '{flag}'" in result.stderr
+    assert f"invalid value for '{flag}'" in result.stderr
 
 
 def test_the_command_line_hands_all_options_on(monkeypatch, tmp_path):

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+import forked
 from evaluations import METHODS, MODEL, PROTOCOL, command, everything, only_run, start, wait_for, write_photos
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.store.run import RunError
@@ -108,9 +109,10 @@ def test_a_worker_whose_starter_is_gone_computes_nothing(photos, tmp_path):
     evaluate(MODEL, photos, PROTOCOL, METHODS, controls=False, out=tmp_path, threads=1, shard_size=2, limit=2)
     store = only_run(tmp_path)
     longer = json.dumps(replace(store.run, limit=4).as_json())
-    for starter, stored in ((dead.pid, 1), (os.getpid(), 2)):
-        worker = [sys.executable, "-m", "vitreous.evaluation.engines", str(store.folder), str(starter)]
-        subprocess.run(worker, input=longer, text=True, check=True, timeout=240)  # it asks who its parent is
+    for starter, stored in ((dead.pid, 1), (forked.parent_of_all(), 2)):
+        worker = ["-m", "vitreous.evaluation.engines", str(store.folder), str(starter)]
+        done = forked.run(worker, given=longer)  # it asks who its parent is
+        assert done.returncode == 0, done.stderr
         assert shards(tmp_path) == stored
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import forked
 from evaluations import rewritten, some_run, wait_for
 from vitreous._utils.storage import StorageError
 from vitreous.evaluation.engines import SilentProgress, _watch, worker_loop
@@ -201,9 +202,9 @@ class TestFiles:
     )
     def test_text_that_is_none_any_more_is_damage(self, tmp_path, text, bit):
         """Flipped bits that leave bytes which are not UTF-8 are damage like any other, not an error of Python's."""
-        store = create(tmp_path)
+        store = create(tmp_path, replace(RUN, images=4))  # one shard
         fill(store)
-        shard = RUN.shards()[0]
+        (shard,) = store.run.shards()
         file = store.folder / f"{shard.name}.parquet"
         whole = file.read_bytes()
         before, faults = content_hash(store.read([shard], table(shard).column_names)), []
@@ -465,19 +466,19 @@ WRITER = textwrap.dedent("""
         return table(shard)
 
     print("ready", flush=True)
-    input()
+    while not Path({start!r}).exists():
+        time.sleep(0.0005)
     worker_loop(store, compute, SilentProgress())
 """)
 
 
-def writer(folder, most):
-    """A process that computes up to so many shards, as soon as it is told a line."""
+def writer(folder, most, start):
+    """A process that computes up to so many shards, as soon as a file is there."""
     here = Path(__file__).parent
-    script = WRITER.format(paths=[str(here), str(here.parent / "support")], most=most)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], **pipes)
-    assert process.stdout.readline() == "ready\n"
-    return process
+    script = WRITER.format(paths=[str(here), str(here.parent / "support")], most=most, start=str(start))
+    file = start.with_suffix(".py")
+    file.write_text(script)
+    return forked.start([str(file), str(folder)])
 
 
 class TestDeath:
@@ -485,9 +486,11 @@ class TestDeath:
         """300 shards by processes that are killed with SIGKILL at random moments, two of them side by side."""
         pauses = random.Random(0)
         for target in (30, 80, 130):
-            processes = [writer(tmp_path / "killed", most=45) for _ in range(2)]
-            for process in processes:  # now that both are there: one alone might be done before the other begins
-                print("go", file=process.stdin, flush=True)
+            begin = tmp_path / f"begin {target}"
+            processes = [writer(tmp_path / "killed", most=45, start=begin) for _ in range(2)]
+            for process in processes:
+                wait_for(lambda process=process: process.output() == "ready\n", process)
+            begin.touch()  # now that both are there: one alone might be done before the other begins
             wait_for(lambda target=target: len(list(tmp_path.glob("killed/*/*.parquet"))) >= target, *processes)
             time.sleep(pauses.uniform(0.0, 0.01))
             for process in processes:

@@ -266,6 +266,26 @@ class TestMosaics:
             assert sample.label == index // 3
             assert len({number // 3 for number in numbers}) == cells**2
 
+    def test_two_classes_have_two_cells_each(self, photos):
+        mosaics = Mosaics(photos, 2, 2)
+        for index in (0, 13, 29):
+            sample = mosaics.load(index)
+            numbers = np.asarray(sample.image)[112::224, 112::224, 0].ravel()
+            own = numbers // 3 == index // 3
+            assert index in numbers[own]
+            assert len(set(numbers)) == 4  # there are three photos of every class, so none stands there twice
+            assert len({number // 3 for number in numbers}) == 2
+            assert np.array_equal(sample.mask[112::224, 112::224].ravel() > 0, own)
+            assert own.sum() == 2
+
+    def test_settings_of_mosaics_are_part_of_their_fingerprint(self, photos):
+        prints = {Mosaics(photos, *setting).fingerprint for setting in ((2,), (2, 4), (2, 2), (3,))}
+        assert len(prints) == 3  # four classes are what four cells show anyway
+        copied = pickle.loads(pickle.dumps(Mosaics(photos, 2, 2)))
+        assert copied.fingerprint == Mosaics(photos, 2, 2).fingerprint
+        with pytest.raises(DataError, match="4 cells cannot show 3 classes in equally many cells each"):
+            Mosaics(photos, 2, 3)
+
     def test_it_is_the_same_every_time_and_depends_on_the_name_alone(self, photos):
         one, other = (np.asarray(Mosaics(photos, 2).load(7).image) for _ in range(2))
         assert np.array_equal(one, other)

@@ -288,7 +288,7 @@ class TestWrongCompany:
 
     def test_a_protocol_on_photos_refuses_a_model_of_texts(self):
         with pytest.raises(RunError, match="measured on photos, but the given model reads texts"):
-            _load(text_model(), "photos")
+            _load(text_model(), find_protocol("localisation"))
 
     def test_a_text_model_has_no_mean(self, data, tmp_path):
         choice = ModelChoice("hf/somewhere", mean=(0.5,))

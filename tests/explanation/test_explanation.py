@@ -13,8 +13,7 @@ from vitreous._utils.storage import StorageError
 from vitreous.errors import InputError, MethodError, VitreousError
 from vitreous.explanation import folder as explanation_folder
 from vitreous.explanation.explanation import Explanation, ExplanationError
-from vitreous.explanation.folder import read_preprocessing
-from vitreous.explanation.provenance import collect_provenance
+from vitreous.explanation.folder import collect_provenance, read_preprocessing
 from vitreous.models.preprocessing import Preprocessing
 
 LONG = "gradtoken:propagation=rollout_elementwise,heads=average"

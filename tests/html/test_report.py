@@ -20,7 +20,7 @@ from vitreous.html import page
 from vitreous.html.page import Line, line_chart, percent_axis
 from vitreous.html.report import meaning, photo_section, report_file
 
-SMALL = ("--model", "timm/vit_tiny_patch16_224@random", "--image-size", "64x48")
+SMALL = ("--model", "timm/test_vit@random", "--image-size", "64x48")
 HOSTILE = "<img src=x onerror=alert(1)>&\"'.png"
 VOID = {"meta", "link", "img", "br", "line", "path", "polyline"}
 
@@ -94,7 +94,7 @@ class TestCommand:
         assert len(images) == 2 * 3 + 2  # photo and two maps of each, and what the colours mean
         assert all(attributes["alt"] for attributes in images)
         assert html.count("<polyline") == 2 * 2 * 2
-        for part in ("sha256", "torch", "vitreous", "timm/vit_tiny_patch16_224@random"):
+        for part in ("sha256", "torch", "vitreous", "timm/test_vit@random"):
             assert part in found.text
         assert "Content-Security-Policy" in html
         assert "prefers-color-scheme: dark" in html

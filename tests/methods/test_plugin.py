@@ -132,7 +132,7 @@ def test_a_map_of_nan_takes_nothing_else_with_it(tmp_path, photo):
 
 def test_the_command_line_takes_a_plugin(plugin, tmp_path):
     command = ["-m", "vitreous", "explain", "demo", "--plugin", str(plugin), "--method", "mine.plus"]
-    model = ["--model", "timm/vit_tiny_patch16_224@random", "--out", str(tmp_path / "out")]
+    model = ["--model", "timm/test_vit@random", "--out", str(tmp_path / "out")]
     result = forked.run([*command, *model])
     assert result.returncode == 0, result.stderr
     assert list(Path(tmp_path / "out").glob("*/overlay-*mine*.png"))

@@ -19,16 +19,16 @@ from vitreous.cli.figure import FIGURE_KINDS
 from vitreous.errors import InputError
 from vitreous.explanation.explanation import Explanation
 from vitreous.pictures.canvas import Canvas
+from vitreous.pictures.charts import curves_figure
 from vitreous.pictures.figures import (
     Shown,
     classes_figure,
     comparison_figure,
-    curves_figure,
     overlay_figure,
     strips_figure,
 )
 
-SMALL = ("--model", "timm/vit_tiny_patch16_224@random", "--image-size", "64x48")
+SMALL = ("--model", "timm/test_vit@random", "--image-size", "64x48")
 
 
 def run(*arguments):
@@ -53,7 +53,9 @@ class TestFiles:
         assert bool(images) == (name != "curves")
         hrefs = [value for node in tree.iter() for key, value in node.attrib.items() if key.endswith("href")]
         assert all(value.startswith(("data:", "#")) for value in hrefs)
-        assert not any(node.tag.endswith("}text") for node in tree.iter())  # letters are outlines: any viewer has them
+        texts = [node for node in tree.iter() if node.tag.endswith("}text")]
+        assert texts  # letters stay letters, and name their font
+        assert all("DejaVu Sans" in text.attrib["style"] for text in texts)
 
     @pytest.mark.parametrize("name", FIGURES)
     def test_pdf_is_complete(self, name, tmp_path):
@@ -63,8 +65,8 @@ class TestFiles:
         start = int(re.search(rb"startxref\s+(\d+)", content)[1])
         assert content[start : start + 4] == b"xref"
 
-    def test_png_and_pdf_are_the_same_every_time(self, tmp_path):
-        for kind in ("png", "pdf"):
+    def test_files_are_the_same_every_time(self, tmp_path):
+        for kind in ("png", "pdf", "svg"):
             first, second = (overlay_figure(explanation(), photo=photo()).save(tmp_path / f"{n}.{kind}") for n in "ab")
             assert first.read_bytes() == second.read_bytes()
 
@@ -83,20 +85,19 @@ class TestFiles:
 
     def test_an_overlay_keeps_all_pixels_of_a_large_photo(self):
         large = photo(1500, 1000)
-        sheet = overlay_figure(explanation(), methods=[SIGNED], photo=large)
+        sheet = overlay_figure(explanation(), methods=[SIGNED], photo=large, context=True)
         drawn_page = np.asarray(sheet.image())
         seen = np.asarray(explanation().overlay(SIGNED, photo=large))
         assert seen.shape == (1000, 1500, 3)
         assert drawn_page.shape[1] > 1500
         # Somewhere on the page is the overlay itself, pixel by pixel: no resampling between the photo and the file.
-        left, top = (round(length * sheet.scale) for length in (16, 16 + 24 + 26))
-        window = drawn_page[top - 12 : top + 13 + 200, left - 4 : left + 5 + 300].astype(int)
-        best = min(
-            np.abs(window[row : row + 200, column : column + 300] - seen[:200, :300]).mean()
-            for row in range(25)
-            for column in range(9)
-        )
-        assert best < 0.5
+        # At its left edge, where the photo is dimmed, nothing depends on how maps are scaled.
+        enlarged = Image.fromarray(seen).resize((1680, 1120), Image.Resampling.LANCZOS)
+        page = drawn_page[:, 48 : 48 + 1680].astype(int)
+        rows = [row for row in range(40, 260) if np.abs(page[row, :200] - np.asarray(enlarged)[0, :200]).mean() < 2]
+        assert rows
+        part = page[rows[0] : rows[0] + 1100, :250]
+        assert min(np.abs(part[n : n + 1000] - np.asarray(enlarged)[:1000, :250]).mean() for n in range(8)) < 2
 
 
 class TestDrawing:
@@ -105,7 +106,7 @@ class TestDrawing:
 
         assert all(callable(getattr(pictures, name)) for name in pictures.__all__)
         assert set(pictures.__all__) <= set(dir(pictures))
-        assert len([name for name in pictures.__all__ if name.endswith(("_figure", "_strip"))]) == 10
+        assert len([name for name in pictures.__all__ if name.endswith(("_figure", "_strip"))]) == 16
         with pytest.raises(AttributeError, match="nothing"):
             pictures.nothing  # noqa: B018
 
@@ -168,7 +169,7 @@ class TestDrawing:
             before, after = (np.asarray(make(given).image()) for given in (whole, broken))
             assert before.shape == after.shape
             grey = (after == 0xF0).all(axis=-1)  # the place of what is left out
-            assert grey.mean() > 0.1
+            assert grey.mean() > 0.08
             assert (before == 0xF0).all(axis=-1).mean() < 0.01  # the edges of letters have it as well
 
     @pytest.mark.parametrize("signed", [True, False])
@@ -216,10 +217,12 @@ class TestDrawing:
 
 
 class TestCommand:
-    @pytest.mark.parametrize("name", FIGURE_KINDS)
+    @pytest.mark.parametrize("name", [name for name in FIGURE_KINDS if name not in {"prompts", "dots", "radar"}])
     def test_every_figure_can_be_drawn(self, photos, name):
         out = photos / f"out.{'png' if name != 'depth' else 'svg'}"
-        result = run("figure", name, photos / "cat.png", *SMALL, "--out", out)
+        images = [photos / "cat.png", photos / "dog.png"][: 1 if FIGURE_KINDS[name].images == "one" else 2]
+        steps = ("--steps", 2) if "curve" in name else ()
+        result = run("figure", name, *images, *SMALL, "--out", out, *steps, "--dpi", 72)
         assert result.exit_code == 0, result.output
         assert result.stdout.strip() == str(out)
         assert out.stat().st_size > 5000
@@ -260,6 +263,18 @@ class TestCommand:
             (("transformation", "cat.png", "--method", "tokentm"), "omit --method"),
             (("transformation", "cat.png", "--block", "12"), "block 12 does not exist"),
             (("overlay", "cat.png", "--target", "1000"), "not between 0 and 999"),
+            (("overlay", "cat.png", "--width", "wide"), "a width is a length such as 3.25in"),
+            (("overlay", "cat.png", "--width", "0.1in"), "0.5 to 100 inches wide"),
+            (("overlay", "cat.png", "--dpi", "7"), "from 36 to 2400"),
+            (("overlay", "cat.png", "--font", "DejaVu Serfi"), "did you mean DejaVu Serif"),
+            (("overlay", "cat.png", "--font", "cat.png.ttf"), "cannot be read"),
+            (("overlay", "cat.png", "--cmap", "virids"), "did you mean viridis"),
+            (("overlay", "cat.png", "--labels", "a,b"), "1 are shown, and 2 labels were given"),
+            (("overlay", "cat.png", "--outline", "gone.png"), "there is no such file"),
+            (("similar", "cat.png"), "needs two images"),
+            (("prompts", "cat.png"), "needs a --prompt"),
+            (("contrast", "cat.png", "--target", "1", "--target", "2", "--target", "3"), "shows two classes"),
+            (("dots", "."), "holds no results"),
         ],
     )
     def test_errors_are_one_line(self, photos, monkeypatch, arguments, message):

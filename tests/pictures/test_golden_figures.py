@@ -50,7 +50,7 @@ def test_a_flipped_map_is_noticed(name, axis):
 @pytest.mark.parametrize("name", [name for name in FIGURES if name != "curves"])
 def test_a_swapped_colour_map_is_noticed(name, monkeypatch):
     other = {False: mpl.colormaps["viridis"], True: mpl.colormaps["PiYG"]}
-    monkeypatch.setattr(colours, "_colour_map", lambda *, signed: other[signed])
+    monkeypatch.setattr(colours, "colour_map", lambda *, signed, cmap: other[signed])
     assert difference(drawn(name), golden(name)) > WRONG
 
 

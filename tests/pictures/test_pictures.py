@@ -11,7 +11,7 @@ from PIL import Image
 from vitreous.errors import InputError, MethodError
 from vitreous.explanation.explanation import Explanation, ExplanationError
 from vitreous.pictures.base_image import BaseImage
-from vitreous.pictures.captions import font, wrap
+from vitreous.pictures.captions import class_caption, font, short_names, wrap
 from vitreous.pictures.colours import colour, overlay
 from vitreous.pictures.comparison import comparison
 
@@ -41,17 +41,34 @@ class TestColour:
         assert luminance[-1] - luminance[0] > 200_000
         assert (np.diff(colours[:, 3]) >= 0).all()
 
-    def test_signed_maps_are_red_for_blue_against_and_without_hue_at_zero(self):
+    def test_signed_maps_are_red_for_blue_against_and_transparent_at_zero(self):
         against, nothing, favour = colour(np.array([[-1.0, 0.0, 1.0]]), signed=True)[0].astype(int)
         assert against[2] > against[0] + 50
         assert favour[0] > favour[2] + 50
-        assert np.ptp(nothing[:3]) <= 5
+        assert nothing[3] == 0
         assert against[3] == favour[3] == 255
 
-    def test_signed_maps_are_lighter_where_stronger_on_both_sides(self):
-        luminance = colour(np.linspace(-1, 1, 101)[None], signed=True)[0, :, :3].astype(int) @ (299, 587, 114)
-        assert (np.diff(luminance[50:]) >= -1000).all()
-        assert (np.diff(luminance[50::-1]) >= -1000).all()
+    def test_signed_maps_are_not_fainter_than_others(self):
+        strength = np.linspace(0, 1, 101)[None]
+        positive, signed = (colour(strength, signed=signed)[0, :, 3].astype(int) for signed in (False, True))
+        assert (signed >= positive).all()
+
+    @pytest.mark.parametrize(
+        ("cmap", "changed"), [("viridis", [False]), ("RdBu_r", [True]), ("viridis, RdBu_r", [False, True])]
+    )
+    def test_a_colour_map_is_for_the_maps_it_suits(self, cmap, changed):
+        values = np.linspace(0.1, 1, 10)[None]
+        for signed in (False, True):
+            same = np.array_equal(colour(values, signed=signed, cmap=cmap), colour(values, signed=signed))
+            assert same == (signed not in changed)
+
+    @pytest.mark.parametrize(
+        ("cmap", "message"),
+        [("virids", "did you mean viridis"), ("a,b", "no colour map 'a'"), ("jet,jet,jet", "not 3")],
+    )
+    def test_an_unknown_colour_map_is_one_sentence(self, cmap, message):
+        with pytest.raises(InputError, match=message):
+            colour(np.zeros((1, 1)), signed=False, cmap=cmap)
 
     def test_gives_bytes_with_alpha(self):
         colours = colour(np.zeros((3, 5), dtype=np.float32), signed=False)
@@ -60,16 +77,15 @@ class TestColour:
 
 
 class TestOverlay:
-    def test_without_opacity_the_grey_photo_is_left(self):
+    def test_without_opacity_the_photo_is_left(self):
         photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8))
         result = np.asarray(overlay(photo, np.ones((6, 8)), signed=False, opacity=0))
-        assert np.array_equal(result, np.asarray(photo.convert("L").convert("RGB")))
+        assert np.array_equal(result, np.asarray(photo))
 
-    def test_zero_in_a_signed_map_leaves_the_photo_without_colour(self):
+    @pytest.mark.parametrize("signed", [False, True])
+    def test_zero_leaves_the_photo_in_its_colours(self, signed):
         photo = Image.new("RGB", (4, 4), "#208060")
-        result = np.asarray(overlay(photo, np.zeros((4, 4)), signed=True)).astype(int)
-        assert np.ptp(result, axis=-1).max() <= 3
-        assert result.min() > 40
+        assert np.array_equal(np.asarray(overlay(photo, np.zeros((4, 4)), signed=signed)), np.asarray(photo))
 
     def test_a_map_of_another_size_is_refused(self):
         with pytest.raises(InputError, match="does not fit"):
@@ -146,6 +162,20 @@ class TestCaptions:
             assert len(lines) <= 2
             assert lines[-1].endswith("…")
             assert all(style.getlength(line) <= 100 for line in lines)
+
+    def test_a_number_at_the_end_is_never_cut(self):
+        style = font(13)
+        for width in (60, 90, 150):
+            lines = wrap("a class with quite a long name · 100.0%", style, width, lines=2)
+            assert len(lines) <= 2
+            assert lines[-1].endswith("100.0%")
+        assert wrap("English Cocker Spaniel · 18.0%", style, 150, lines=3) == ["English Cocker Spaniel", "18.0%"]
+        assert wrap("x · 100.0%", style, 44, lines=3)[-1] == "100%"  # without its decimals where they do not fit
+
+    def test_class_names_are_short_where_that_is_clear(self):
+        names = ("tabby, tabby cat", "crane", "crane, machine", "dog")
+        assert short_names(names) == ("tabby", "crane", "crane, machine", "dog")
+        assert class_caption(make(class_names=("tabby, tabby cat", "dog"))) == "tabby · 81.8%"
 
     def test_an_empty_caption_is_an_empty_line(self):
         assert wrap("  ", font(15), 100, lines=2) == [""]

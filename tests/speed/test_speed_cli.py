@@ -41,6 +41,7 @@ def test_json_is_a_list_of_rows_and_nothing_else():
         assert all(row[name] > 0 for name in NAMES[1:5])
         assert row["passes"].startswith("1 forward, 1 backward")
         assert (row["peer"], row["ratio_peer"], row["agreement"]) == (None, None, None)
+        assert row["milliseconds"] > 0
 
 
 def test_peers_have_rows_with_agreement():
@@ -60,7 +61,7 @@ def test_the_table_has_ratios_before_passes(tmp_path):
     result = run(*SMALL, "--methods", "gae,rollout", "--together", "--out", file)
     assert result.exit_code == 0, result.output
     heading = next(line for line in result.stdout.splitlines() if "method" in line)
-    assert heading.index("/limit") < heading.index("/FB") < heading.index("passes")
+    assert heading.index(" ms ") < heading.index("/limit") < heading.index("/FB") < heading.index("passes")
     assert "2 methods at once" in result.stdout
     kept = json.loads(file.read_text(encoding="utf-8"))
     assert kept["model"] == "timm/vit_tiny_patch16_224@random"
@@ -72,10 +73,10 @@ def test_the_table_has_ratios_before_passes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--batch", "0"), "Invalid value for '--batch-size' / '--batch'"),
-        (("--repeats", "0"), "Invalid value for '--repeats'"),
+        (("--batch", "0"), "invalid value for '--batch-size' / '--batch'"),
+        (("--repeats", "0"), "invalid value for '--repeats'"),
         (("--image-size", "big"), "not a size"),
-        (("--batch-size", "0"), "Invalid value for '--batch-size'"),
+        (("--batch-size", "0"), "invalid value for '--batch-size'"),
         (("--methods", "gea"), "there is no method 'gea'"),
         (("--model", "demo", "--random"), "random weights are for timm/NAME"),
         (("--peer", "captain"), "there is no peer 'captain'"),

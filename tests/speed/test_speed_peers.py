@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+import forked
 from small_models import random_images, small_vit
 from vitreous.errors import MissingDependencyError
 from vitreous.methods.spelling import parse
@@ -159,8 +158,7 @@ def test_peers_are_not_imported_unless_they_are_asked_for():
         "measure_speed(small_vit(depth=1), random_images(), 'ixg', repeats=1)\n"
         "print([name for name in ('captum', 'pytorch_grad_cam', 'lxt', 'pnpxai', 'quantus') if name in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    assert forked.run_code(code).strip() == "[]"
 
 
 def test_spellings_with_numbers():

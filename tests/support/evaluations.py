@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,7 @@ from vitreous.evaluation.store.store import Store
 
 PROTOCOL = "chefer-2021-segmentation"
 METHODS = ("gae", "rollout")
-MODEL = ModelChoice("timm/vit_tiny_patch16_224@random", image_size=(32, 32))
+MODEL = ModelChoice("timm/test_vit@random", image_size=(32, 32))
 
 
 def write_photos(folder: Path, count: int, *, broken: tuple[int, ...] = (), size: int = 40) -> str:
@@ -51,6 +53,21 @@ def command(data: str, out: Path, *more: object) -> list[str]:
 def start(arguments: list[str]) -> Forked:
     """Start a command line without waiting for it."""
     return forked.start(arguments[1:], env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def start_worker(store: Store) -> Forked:
+    """Start a worker of a run as ``engines._start`` does, which a test replaces by this: it imports nothing again."""
+    folder = Path(tempfile.mkdtemp(prefix="worker-"))
+    pipe = folder / "given"
+    os.mkfifo(pipe)
+    # A worker goes on while its parent is the process that is named here.
+    arguments = ["-m", "vitreous.evaluation.engines", str(store.folder), str(forked.parent_of_all())]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(store.run.threads)}
+    nowhere = Path(os.devnull)
+    process = Forked(arguments, nowhere, nowhere, None, environment, pipe)
+    process.stdin = pipe.open("wb")  # opened when the worker has opened it
+    shutil.rmtree(folder)
+    return process
 
 
 def wait_for(condition: Callable[[], bool], *processes: Forked | subprocess.Popen[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vitreous.methods import MethodInfo, list_methods
 
 FEW = {"budget": 12, "steps": 3, "samples": 3, "points": 2}
+FEW_PASSES = {"refined": {"budget": 3}}  # its budget are passes with gradients, not masks
 
 
 def runs_again(info: MethodInfo) -> bool:
@@ -13,7 +14,8 @@ def runs_again(info: MethodInfo) -> bool:
 
 def few_options(info: MethodInfo) -> list[str]:
     """The options that tell a method how many evaluations it has."""
-    return [f"{option}={count}" for option, count in FEW.items() if option in info.options and runs_again(info)]
+    few = FEW | FEW_PASSES.get(info.name, {})
+    return [f"{option}={count}" for option, count in few.items() if option in info.options and runs_again(info)]
 
 
 def spelled(info: MethodInfo) -> str:

@@ -21,30 +21,37 @@ import tempfile
 import threading
 import weakref
 from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
-
-import vitreous
-
-PACKAGES = ("torch", "torchvision", "timm", "transformers", "safetensors.torch", "matplotlib.figure", "pyarrow.parquet")
-
-
-def _modules_of_vitreous() -> list[str]:
-    """All but the page's, which imports Gradio."""
-    root = Path(vitreous.__file__).parent
-    files = [file.relative_to(root.parent).with_suffix("") for file in sorted(root.rglob("*.py"))]
-    names = [".".join(part for part in file.parts if part != "__init__") for file in files]
-    return [name for name in names if not name.startswith("vitreous.web") and not name.endswith("__main__")]
+from typing import IO
 
 
 @cache
 def _server() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PACKAGES, *_modules_of_vitreous()])
+    context.set_forkserver_preload(["preloaded"])
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [path])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if path is not None:
+            os.environ["PYTHONPATH"] = path
     return context
+
+
+def parent_of_all() -> int:
+    """The process that what is started has for its parent."""
+    _server()
+    return forkserver._forkserver._forkserver_pid
 
 
 class Forked:
     """A running program; what of ``subprocess.Popen`` the tests use."""
+
+    stdin: IO[bytes] | None = None
+    stdout = stderr = None  # they are files
 
     def __init__(
         self,
@@ -90,6 +97,10 @@ class Forked:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return self.returncode
 
+    def output(self) -> str:
+        """What it has written by now."""
+        return self._output.read_text("utf-8") if self._output.exists() else ""
+
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         self.wait(timeout)
         return self._output.read_text("utf-8"), self._errors.read_text("utf-8")
@@ -118,6 +129,16 @@ def run(
     process = start(arguments, cwd=cwd, env=env, given=given)
     output, errors = process.communicate(timeout)
     return subprocess.CompletedProcess(arguments, process.wait(), output, errors)
+
+
+def run_code(code: str, *arguments: str) -> str:
+    """Run a program that is given as text, which must not fail: what it prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "program.py"
+        file.write_text(code, "utf-8")
+        done = run([str(file), *arguments])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _run(arguments: list[str], streams: tuple[Path, Path, Path], cwd: Path | None, environment: dict[str, str]) -> None:

@@ -8,12 +8,12 @@ from PIL import Image
 
 from vitreous.explanation.explanation import Explanation
 from vitreous.models.preprocessing import Preprocessing
+from vitreous.pictures.charts import curves_figure
 from vitreous.pictures.curves import Curves
 from vitreous.pictures.figures import (
     Shown,
     classes_figure,
     comparison_figure,
-    curves_figure,
     overlay_figure,
     strips_figure,
     transformation_figure,

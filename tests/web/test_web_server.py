@@ -35,7 +35,26 @@ from vitreous.web.server import Settings, start
 from vitreous.web.views import predictions_of
 
 METHODS = ("gae", "ixg")
-SLOW = "smoothgrad:samples=10000"  # a minute of the small model, and the most that the page takes
+SLOW = "waiting"  # a minute of the model, and hardly any of the processor, which the other tests need
+WAITING = """
+import time
+from vitreous.methods.integrated import NoisyGradient
+from vitreous.methods.registry import register
+
+
+class Waiting(NoisyGradient):
+    def noisy_inputs(self, view):
+        for inputs in super().noisy_inputs(view):
+            for one in inputs.split(1):
+                time.sleep(0.1)
+                yield one
+
+
+@register("waiting", family="gradient", paper="", year=0, class_specific=True, signed=False)
+def waiting():
+    \"""600 passes with a pause before each.\"""
+    return Waiting("pixels", "patch", 600, 0.1, 0, "magnitude")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +62,9 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     (folder / "allowed").mkdir()
     (folder / "secret.txt").write_text("root:secret")
-    allowed = str(folder / "allowed")
-    with running_server(folder, "--max-upload-mb", "2", "--allow-folder", allowed, "--max-seconds", "600") as running:
+    (folder / "waiting.py").write_text(WAITING)
+    options = ("--plugin", str(folder / "waiting.py"), "--allow-folder", str(folder / "allowed"))
+    with running_server(folder, "--max-upload-mb", "2", "--max-seconds", "600", *options) as running:
         yield running
 
 
@@ -188,12 +208,12 @@ def test_a_visitor_who_leaves_frees_the_model(server, tmp_path):
     photo(51).save(tmp_path / "51.png")
     leaving = client_of(server)
     start_slow(leaving, tmp_path / "50.png")
-    time.sleep(3)
+    time.sleep(1)
     staying = client_of(server)
     staying.predict(request_of(), TINY, handle_file(str(tmp_path / "51.png")), api_name="/upload")
     waiting = staying.submit(api_name="/run_maps")
     time.sleep(1)
-    assert not waiting.done()  # it waits behind 10,000 passes, which take a minute
+    assert not waiting.done()  # it waits behind 600 passes, which take a minute
     leaving.close()
     assert view_in(waiting.result(timeout=60))
     staying.close()
@@ -224,7 +244,7 @@ def test_a_new_request_stops_the_one_before_it(server, tmp_path):
     photo(54).save(tmp_path / "54.png")
     client = client_of(server)
     slow = start_slow(client, tmp_path / "54.png")
-    time.sleep(3)
+    time.sleep(1)
     assert not slow.done()
     answer = ask(client, tmp_path / "54.png")
     assert view_in(answer)
@@ -236,7 +256,7 @@ def test_gradio_cancels_a_job(server, tmp_path):
     photo(55).save(tmp_path / "55.png")
     client = client_of(server)
     slow = start_slow(client, tmp_path / "55.png")
-    time.sleep(3)
+    time.sleep(1)
     assert not slow.done()
     slow.cancel()
     start = time.monotonic()

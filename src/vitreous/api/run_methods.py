@@ -158,30 +158,31 @@ def run_on_images(
     results = [run(parts[0], settings.outputs)]
     # All parts are read as the first one's outputs were recognised.
     results += [run(rows, results[0].scale or "logits") for rows in parts[1:]]
-    return _concatenated(results)
+    return concatenate_results(results)
 
 
 def run_target_objects(
-    network: nn.Module, images: Tensor, recipes: list[Recipe], targets: TargetObjects, settings: RunSettings
+    network: nn.Module, inputs: Inputs, recipes: list[Recipe], targets: TargetObjects, settings: RunSettings
 ) -> RawResult:
-    """Run all methods for targets that are objects; they are prepared."""
-    reader = target_reader(network, images, targets, settings)
+    """Run all methods on images or texts for targets that are objects; they are prepared."""
+    reader = target_reader(network, inputs, targets, settings)
 
     def choose(columns: Tensor) -> Targets:
         return Targets(reader.found.numbers_on(columns.device), targets.several)
 
-    return run_methods(network, images, recipes, choose, replace(settings, reader=reader))
+    return run_methods(network, inputs, recipes, choose, replace(settings, reader=reader))
 
 
-def target_reader(network: nn.Module, images: Tensor, targets: TargetObjects, settings: RunSettings) -> TargetReader:
-    """What reads targets of these images of the network's output; its first output has to be that of the images."""
+def target_reader(network: nn.Module, inputs: Inputs, targets: TargetObjects, settings: RunSettings) -> TargetReader:
+    """What reads targets of these images or texts of the network's output, of which theirs has to be the first."""
     part = settings.reader.part
 
     def find_scale(logits: Tensor) -> OutputActivation | None:
         said = settings.outputs or scale_of(network)
-        return find_outputs(network, images, logits, said, OutputReader(part))
+        return find_outputs(network, inputs, logits, said, OutputReader(part))
 
-    return TargetReader(part, targets.rows, find_scale, (images.shape[-2], images.shape[-1]))
+    size = (inputs.shape[-2], inputs.shape[-1]) if isinstance(inputs, Tensor) else (0, 0)
+    return TargetReader(part, targets.rows, find_scale, size)
 
 
 def run_methods(
@@ -250,7 +251,7 @@ def run_in_portions(
         some = Targets(classes[rows], several)
         return run_methods(network, inputs[rows], recipes, lambda _logits: some, settings)
 
-    return _concatenated([run(rows) for rows in portions])
+    return concatenate_results([run(rows) for rows in portions])
 
 
 def _with_objects(result: RawResult, reader: TargetReader) -> RawResult:
@@ -262,7 +263,8 @@ def _with_objects(result: RawResult, reader: TargetReader) -> RawResult:
     )
 
 
-def _concatenated(results: Sequence[RawResult]) -> RawResult:
+def concatenate_results(results: Sequence[RawResult]) -> RawResult:
+    """The results of several batches as those of one."""
     first = results[0]
     if len(results) == 1:
         return first

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import explain, find_recipes, network_of
@@ -32,6 +33,7 @@ from vitreous.models.pixels import Images, Model, find_model, find_pixels
 # Relative to the largest score; float32 sums of a few hundred products are off by less.
 _LINEAR = 1e-3
 _BATCH = 16
+_MANY_ROWS = 32  # of a matrix, from which looking for zeros pays
 
 
 class EmbeddingTower(nn.Module):
@@ -63,15 +65,47 @@ def embedding_tower(network: nn.Module) -> nn.Module:
     return EmbeddingTower(inside if classifies and inside is not None else network).eval()
 
 
-class _UnitEmbedding(nn.Module):
-    """Embeddings of length 1, each coordinate of which can be explained."""
+class _CoordinatesAndCosines(nn.Module):
+    """Embeddings of length 1, followed by their cosines with fixed ones: (batch, width + fixed)."""
 
-    def __init__(self, tower: nn.Module) -> None:
+    def __init__(self, tower: nn.Module, fixed: Tensor) -> None:
         super().__init__()
         self.tower = tower
+        self.register_buffer("fixed", fixed)
 
     def forward(self, images: Tensor) -> Tensor:
-        return functional.normalize(self.tower(images), dim=-1)
+        unit = functional.normalize(self.tower(images), dim=-1)
+        return torch.cat([unit, unit @ self.fixed.T.to(unit)], dim=-1)  # type: ignore[operator]
+
+
+class SkipZeroRows(TorchDispatchMode):
+    """Leaves rows and columns of zeros out of matrix products.
+
+    The gradient of a class token is 0 in all other rows of the last block's feed-forward part, and under rules that
+    hold attention constant in the columns of queries and keys: one pass for every coordinate of an embedding would
+    mostly multiply zeros.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator; a product with many zeros on what is left without them."""
+        del types
+        if func is torch.ops.aten.mm.default and len(args[0]) >= _MANY_ROWS:
+            return _sparse_product(*args)
+        return func(*args, **(kwargs or {}))
+
+
+def _sparse_product(first: Tensor, second: Tensor) -> Tensor:
+    """The product of two matrices without rows, or without columns, of zeros of the first; equal up to rounding."""
+    used = first != 0
+    rows = used.any(dim=1).nonzero()[:, 0]
+    if 2 * len(rows) <= len(first):
+        product = first.new_zeros(len(first), second.shape[1])
+        product[rows] = first[rows] @ second
+        return product
+    columns = used.any(dim=0).nonzero()[:, 0]
+    if 2 * len(columns) <= first.shape[1]:
+        return first[:, columns] @ second[columns]
+    return first @ second
 
 
 class _Similarities(nn.Module):
@@ -85,6 +119,14 @@ class _Similarities(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         cosines: Tensor = self.head(images)
         return cosines
+
+
+class PatchPair(NamedTuple):
+    """A patch of the first image and one of the second, each by row and column, and their relevance."""
+
+    first: tuple[int, int]
+    second: tuple[int, int]
+    score: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +152,22 @@ class PatchMatch:
     def best(self, row: int, column: int) -> tuple[int, int]:
         """The patch of the second image that matches a patch of the first one best: its row and column."""
         return divmod(int(self.scores[row * self.grids[0][1] + column].argmax()), self.grids[1][1])
+
+    def pairs(self, count: int = 10) -> list[PatchPair]:
+        """The pairs of patches that match best, each patch in one pair at most.
+
+        Pairs below 0 speak against the similarity and are left out.
+        """
+        left = self.scores.clone()
+        found: list[PatchPair] = []
+        while len(found) < min(count, *left.shape):
+            first, second = divmod(int(left.argmax()), left.shape[1])
+            score = float(left[first, second])
+            if not score > 0:
+                break
+            found.append(PatchPair(divmod(first, self.grids[0][1]), divmod(second, self.grids[1][1]), score))
+            left[first], left[:, second] = -torch.inf, -torch.inf
+        return found
 
 
 @preserves_torch_state
@@ -138,21 +196,23 @@ def match_patches(
     spelling = find_recipes(method)[0].spelling
     loaded, tower = _find_tower(model, first)
     pixels = [_one_image(loaded, tower, image) for image in (first, second)]
-    units = [_embedded(tower, each)[0] for each in pixels]
-    unit_tower = _UnitEmbedding(tower).eval()
-    explained = [
-        explain(unit_tower, each, spelling, target=[list(range(len(unit)))], outputs="value")
-        for each, unit in zip(pixels, units, strict=True)
-    ]
-    shares = [each.scores[spelling][0] for each in explained]  # (width, patches)
+    alike = pixels[0].shape == pixels[1].shape
+    batches = [torch.cat(pixels)] if alike else pixels
+    units = torch.cat([_embedded(tower, batch) for batch in batches])
+    head = _CoordinatesAndCosines(tower, units).eval()
+    columns = list(range(units.shape[1] + len(units)))
+    with SkipZeroRows():
+        found = [explain(head, batch, spelling, [columns] * len(batch), outputs="value") for batch in batches]
+    maps = [image for each in found for image in each.scores[spelling]]  # (width + 2, patches) each
+    shares = [image[: units.shape[1]] for image in maps]
     own = [shares[0].T @ units[1], shares[1].T @ units[0]]
-    whole = explain(_Similarities(tower, units[1][None], ["second"]).eval(), pixels[0], spelling, 0, outputs="value")
-    if float((whole.scores[spelling][0] - own[0]).abs().max()) > _LINEAR * float(own[0].abs().max()):
-        raise MethodError(
-            f"{spelling} is not linear in what it explains, so that no relevance of a pair of patches follows from it; "
-            "use decompx, ixg, cat or attcat"
-        )
-    grids = (explained[0].grid, explained[1].grid)
+    for whole, image in ((maps[0][-1], own[0]), (maps[1][-2], own[1])):
+        if float((whole - image).abs().max()) > _LINEAR * float(image.abs().max()):
+            raise MethodError(
+                f"{spelling} is not linear in what it explains, so that no relevance of a pair of patches follows from "
+                "it; use decompx, ixg, cat or attcat"
+            )
+    grids = (found[0].grid, found[-1].grid)
     return PatchMatch(shares[0].T @ shares[1], own[0], own[1], grids, float(units[0] @ units[1]), spelling)
 
 

@@ -15,6 +15,9 @@ Modules also know each other by other ways than as children: lists of modules, b
 lead to a module of the model. Hooks run as they are, with the copy as their module. What cannot be followed (an object
 of one's own that holds a module, a global variable) is heard when it runs, and refused: see ``originals_of``.
 
+Masked autoencoders (ViT-MAE of transformers) drop random patches in evaluation mode too. Their copy keeps all patches,
+in order.
+
 Compiled parts run as they are written, for a compiled function does not call the functions it was made from, so that
 nothing could be heard.
 """
@@ -37,6 +40,7 @@ from vitreous.errors import UnsupportedModelError
 _Found = TypeVar("_Found")
 # Dropout and stochastic depth; recomputing activations in the backward pass, where nobody listens any more.
 _SWITCHES = ("training", "grad_checkpointing")
+_MASKING = "random_masking"
 _SHARED = frozenset({"_parameters", "_buffers", "_non_persistent_buffers_set"})
 _DICTIONARIES = (dict, OrderedDict, defaultdict)
 _COLLECTIONS = (list, tuple, set, frozenset)
@@ -71,7 +75,7 @@ def run_in_evaluation(model: nn.Module, run: Callable[[nn.Module], _Found]) -> _
 
 
 def not_in_evaluation(model: nn.Module) -> bool:
-    """Whether a part of the model is in training mode, checkpoints activations, or is compiled."""
+    """Whether a part of the model is in training mode, checkpoints activations, drops patches, or is compiled."""
     return any(map(_is_switched, model.modules()))
 
 
@@ -112,10 +116,24 @@ def _is_switched(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule):
         return bool(module.training)
     return (
-        any(attributes.get(name) is True for name in _SWITCHES)
+        _drops_patches(module)
+        or any(attributes.get(name) is True for name in _SWITCHES)
         or attributes.get("_compiled_call_impl") is not None
         or "_orig_mod" in attributes["_modules"]
     )
+
+
+def _drops_patches(module: nn.Module) -> bool:
+    """Whether it is the part of transformers' ViT-MAE that drops and shuffles patches, also in evaluation mode."""
+    return type(module).__name__ == "ViTMAEEmbeddings" and _MASKING not in module.__dict__
+
+
+def _keep_all_patches(sequence: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """All tokens (batch, tokens, channels) in their order, a mask that hides none, and their places."""
+    del noise
+    batch, tokens = sequence.shape[:2]
+    places = torch.arange(tokens, device=sequence.device).expand(batch, -1)
+    return sequence, torch.zeros(batch, tokens, device=sequence.device), places
 
 
 class _Copies:
@@ -136,6 +154,8 @@ class _Copies:
             if module._modules.get("_orig_mod") is None:  # noqa: SLF001
                 made = self._copies[id(module)]
                 made.__dict__.update(self._attributes(module))
+                if _drops_patches(module):
+                    made.__dict__[_MASKING] = _keep_all_patches
                 _ORIGINALS[made] = originals
 
     def of(self, value: Any) -> Any:

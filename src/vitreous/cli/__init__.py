@@ -18,6 +18,7 @@ def main() -> None:
     """Run the command line. An unexpected error is reported in one line; ``--debug`` shows its traceback."""
     _prepare_streams()
     _handle_termination()
+    _hide_foreign_progress()
     try:
         app()
     except KeyboardInterrupt:
@@ -38,6 +39,12 @@ def _handle_termination() -> None:
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
+
+
+def _hide_foreign_progress() -> None:
+    """Turn off the progress bars of other libraries, which have to be told before they are imported."""
+    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
+        os.environ.setdefault(name, "1")
 
 
 def _prepare_streams() -> None:

@@ -7,34 +7,46 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from vitreous import __version__
-from vitreous.cli.console import ExitCode, print_error
+from vitreous.cli.audit import audit
+from vitreous.cli.console import ExitCode, print_error, print_usage_error
 from vitreous.cli.evaluate import evaluate, report
 from vitreous.cli.explain import explain
 from vitreous.cli.explain_text import explain_text
 from vitreous.cli.figure import figure
 from vitreous.cli.listings import datasets, methods, models_app, protocols
 from vitreous.cli.options import DEBUG, DebugOption
+from vitreous.cli.recommend import recommend
 from vitreous.cli.serve import serve
+from vitreous.cli.similar import similar
 from vitreous.cli.speed import speed
 from vitreous.errors import VitreousError
 
 _CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer has its own copy of click since 0.26
 _HELP = "Explain Vision Transformers: which image regions led to a prediction?"
 
 
 class ErrorReportingGroup(TyperGroup):
     """A command group that reports expected errors in one line."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before the name of a command."""
+        with _usage_errors():
+            parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Known errors become one line on standard error and an exit code."""
         try:
-            result = super().invoke(ctx)
+            with _usage_errors():
+                result = super().invoke(ctx)
             sys.stdout.flush()  # detects a closed pipe here instead of at interpreter shutdown
         except VitreousError as error:
             if ctx.meta.get(DEBUG):
@@ -60,6 +72,19 @@ class ErrorReportingGroup(TyperGroup):
         except EOFError as error:  # click would report it as "Aborted." without a reason
             raise RuntimeError(f"unexpected end of data: {error}") from error
         return result
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Print errors in the arguments as all errors are printed, with the usage below."""
+    try:
+        yield
+    except _UsageError as error:
+        if error.ctx is None or type(error).__name__ == "NoArgsIsHelpError":  # the help is the message
+            raise
+        message, usage = error.format_message().rstrip("."), " ".join(error.ctx.get_usage().split())
+        print_usage_error(f"{message[:1].lower()}{message[1:]}", f"{usage}; see {error.ctx.command_path} --help")
+        raise typer.Exit(error.exit_code) from error
 
 
 class PlainFlagsCommand(TyperCommand):
@@ -99,7 +124,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (explain, explain_text, figure, serve, evaluate, report, speed, methods):
+for command in (explain, explain_text, similar, figure, serve, evaluate, report, recommend, audit, speed, methods):
     app.command(cls=PlainFlagsCommand)(command)
 app.add_typer(models_app, name="models")
 app.command(cls=PlainFlagsCommand)(protocols)

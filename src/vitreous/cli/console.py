@@ -9,6 +9,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 import threading
 import time
 import warnings
@@ -18,15 +19,19 @@ from enum import IntEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from rich.color import Color
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.style import Style
 from rich.text import Text
 
 from vitreous._utils.messages import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from PIL import Image
 
     from vitreous.evaluation.store.store import Store
 
@@ -79,8 +84,12 @@ def _visible(character: str) -> str:
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
-    """Print a line literally: without markup, and not wrapped at the width of the terminal."""
-    console.print(Text(one_line(text), style=style), soft_wrap=True)
+    """Print a line literally, without markup. A terminal gets it wrapped at words; a path stays in one piece."""
+    line = one_line(text)
+    width = max(1, console.width)
+    wrapped = textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) if console.is_terminal else []
+    for part in wrapped or [line]:
+        console.print(Text(part, style=style), soft_wrap=True)
 
 
 def print_error(text: str, console: Console | None = None) -> None:
@@ -88,9 +97,55 @@ def print_error(text: str, console: Console | None = None) -> None:
     print_line(console or stderr_console(), f"error: {text}", "bold red")
 
 
+def print_usage_error(text: str, usage: str) -> None:
+    """Print an error in how a command was called, and how it is called."""
+    console = stderr_console()
+    print_error(text, console)
+    print_line(console, usage, "dim")
+
+
 def print_warning(text: str, console: Console | None = None) -> None:
     """Print a warning on standard error."""
     print_line(console or stderr_console(), f"warning: {text}", "yellow")
+
+
+def shows_pictures(console: Console) -> bool:
+    """Say whether a console is a terminal with enough colours for pictures."""
+    return console.is_terminal and not console.no_color and console.color_system in {"truecolor", "256"}
+
+
+def print_pictures(console: Console, pictures: Sequence[tuple[str, Image.Image]], columns: int = 36) -> None:
+    """Print pictures side by side with captions, as upper half blocks: two pixels above each other in a character."""
+    columns = max(1, min(columns, (console.width + 1) // len(pictures) - 1))
+    small = [picture.convert("RGB").resize((columns, _height(columns, picture))) for _, picture in pictures]
+    captions = [_cut(one_line(caption), columns) for caption, _ in pictures]
+    lines = [Text(" ".join(f"{caption:<{columns}}" for caption in captions).rstrip())]
+    for row in range(0, max(picture.height for picture in small), 2):
+        line = Text()
+        for picture in small:
+            line.append(" " if line else "")
+            if row >= picture.height:
+                line.append(" " * columns)
+                continue
+            for column in range(columns):
+                above, below = picture.getpixel((column, row)), picture.getpixel((column, row + 1))
+                line.append("▀", style=Style(color=_colour(above), bgcolor=_colour(below)))
+        lines.append(line)
+    for line in lines:
+        console.print(line, no_wrap=True, crop=False)
+
+
+def _height(columns: int, picture: Image.Image) -> int:
+    """Return the height of a picture of this many columns, an even number of pixels."""
+    return max(2, 2 * round(columns * picture.height / picture.width / 2))
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+
+
+def _colour(pixel: Any) -> Color:
+    return Color.from_rgb(*pixel)
 
 
 @contextmanager

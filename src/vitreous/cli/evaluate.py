@@ -53,17 +53,29 @@ PublishedOption = Annotated[
 _SHOWN_FAILURES = 5
 
 
-def _with_evaluate_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of ``vitreous.evaluate`` to a command, which receives them as keyword arguments."""
-    own = [
-        parameter
-        for parameter in inspect.signature(command, eval_str=True).parameters.values()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    ]
-    output = [parameter.name for parameter in own].index("published")  # the last ones are about the output
-    parameters = [*own[:output], *map(_parameter, list_options()), *own[output:]]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-    return command
+def with_evaluate_options(
+    before: str, without: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options of ``vitreous.evaluate`` to a command, which receives them as keyword arguments.
+
+    Args:
+        before: the command's own option that they stand before; the last ones are about the output.
+        without: options that do not apply.
+    """
+
+    def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            parameter
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        output = [parameter.name for parameter in own].index(before)
+        shared = [_parameter(option) for option in list_options() if option.name not in without]
+        parameters = [*own[:output], *shared, *own[output:]]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+        return command
+
+    return with_options
 
 
 def _parameter(option: Option) -> inspect.Parameter:
@@ -82,15 +94,19 @@ def _parameter(option: Option) -> inspect.Parameter:
     )
 
 
-@_with_evaluate_options
+@with_evaluate_options(before="published")
 def evaluate(
     *,
     protocol: Annotated[str, typer.Option(help="The protocol, see `vitreous protocols`.")],
     data: Annotated[str, typer.Option(metavar="KIND:PATH", help="The data set, see `vitreous datasets`.")],
     model: Annotated[
-        str,
-        typer.Option(help="A model by name: demo, timm/NAME, timm/NAME@FILE; hf/ID or hf/FOLDER, also for texts."),
-    ] = "demo",
+        str | None,
+        typer.Option(
+            help="A model by name: demo, timm/NAME, timm/NAME@FILE; hf/ID or hf/FOLDER, also for texts and prompts; "
+            "demo-clip, open_clip/NAME@WEIGHTS for prompts.",
+            show_default="demo; demo-clip for protocols of prompts",
+        ),
+    ] = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,10 +138,12 @@ def evaluate(
     size = parse_image_size(image_size)
 
     import vitreous  # noqa: PLC0415  # these import torch
+    from vitreous.evaluation.protocols import find_protocol  # noqa: PLC0415
     from vitreous.evaluation.store.run import ModelChoice  # noqa: PLC0415
 
     options["plugins"] = tuple(options["plugins"] or ())
-    choice = ModelChoice(model, channel_mean, channel_std, size, device, stage=stage)
+    name = model or ("demo" if find_protocol(protocol).prompt is None else "demo-clip")
+    choice = ModelChoice(name, channel_mean, channel_std, size, device, stage=stage)
     console = stderr_console()
     # Ray prints messages of its own on standard output.
     output = stdout_to_stderr() if options["engine"] == "ray" else nullcontext()

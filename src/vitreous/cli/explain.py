@@ -14,7 +14,16 @@ from rich.text import Text
 
 from vitreous._utils.defaults import DEFAULT_METHODS, split_spellings
 from vitreous._utils.storage import expanded
-from vitreous.cli.console import ExitCode, one_line, print_json, print_line, stderr_console, stdout_console
+from vitreous.cli.console import (
+    ExitCode,
+    one_line,
+    print_json,
+    print_line,
+    print_pictures,
+    shows_pictures,
+    stderr_console,
+    stdout_console,
+)
 from vitreous.cli.options import (
     DebugOption,
     DeviceOption,
@@ -46,13 +55,17 @@ if TYPE_CHECKING:
 
 _TOP = 5  # predictions shown of an image
 _DETAILED = 3  # images up to which each gets a table
+_PREVIEW_WIDTH = 26  # columns of a preview, at least
 
 
 def explain(
     *,
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGE", help="Image files, folders of images, or 'demo' for the shipped image."),
+        typer.Argument(
+            metavar="IMAGE",
+            help="Image files, folders of images, or a shipped image: demo, a cat; demo-two, a cat and a dog.",
+        ),
     ],
     model: Annotated[
         str,
@@ -115,6 +128,14 @@ def explain(
         typer.Option("--compile", help="Compile the model for methods with many forward passes (perturbation)."),
     ] = False,
     stage: StageOption = None,
+    preview: Annotated[
+        bool | None,
+        typer.Option(
+            "--preview/--no-preview",
+            help="Show the first method's maps in the terminal; never in a pipe or file.",
+            show_default="where the terminal has colours",
+        ),
+    ] = None,
     plugin: PluginOption = None,
     as_json: JsonOption = False,
     _debug: DebugOption = False,
@@ -163,7 +184,9 @@ def explain(
     if as_json:
         print_json(_as_json(result, request))
     else:
-        _print_result(result, request, stdout_console())
+        console = stdout_console()
+        wanted = shows_pictures(console) if preview is None else preview and console.is_terminal
+        _print_result(result, request, console, preview=wanted)
     if result.failures:
         raise typer.Exit(ExitCode.SOME_FAILED if result.explained else ExitCode.FAILED)
 
@@ -210,18 +233,18 @@ def _image_as_json(explained: ExplainedImage) -> dict[str, Any]:
     }
 
 
-def _print_result(result: ExplainResult, request: ExplainRequest, console: Console) -> None:
+def _print_result(result: ExplainResult, request: ExplainRequest, console: Console, *, preview: bool) -> None:
     """Print predictions and paths: a table for each of a few images, one line each for many."""
     if len(result.explained) > _DETAILED:
         _print_summary(result.explained, console)
     else:
         for explained in result.explained:
-            _print_image(explained, console)
+            _print_image(explained, console, preview=preview)
     if result.explained and request.report is not None:
         print_line(console, f"report:    {request.report}")
 
 
-def _print_image(explained: ExplainedImage, console: Console) -> None:
+def _print_image(explained: ExplainedImage, console: Console, *, preview: bool) -> None:
     explanation = explained.explanation
     table = Table(title=Text(one_line(explained.image.name)), title_justify="left", title_style="bold", box=None)
     table.add_column("class")
@@ -233,11 +256,27 @@ def _print_image(explained: ExplainedImage, console: Console) -> None:
         )
     console.print(table)
     targets = [_explained(explanation, number) for number in range(explanation.classes_per_image)]
+    if preview:
+        _print_preview(explained, targets, console)
     print_line(console, f"explained: {'; '.join(targets)}")
     print_line(console, f"pictures:  {explained.comparison}")
     if explained.trust is not None:
         print_line(console, one_line(explained.trust.sentence))
     console.print()
+
+
+def _print_preview(explained: ExplainedImage, targets: Sequence[str], console: Console) -> None:
+    """Print the image and the first method's maps of the first targets, as far as they fit side by side."""
+    from PIL import Image  # noqa: PLC0415
+
+    method = explained.explanation.methods[0]
+    maps = [(f"{method}: {name}", explained.map_file(method, number)) for number, name in enumerate(targets)]
+    files = [(explained.image.name, explained.image_file), *((name, file) for name, file in maps if file is not None)]
+    pictures = []
+    for name, file in files[: max(1, console.width // _PREVIEW_WIDTH)]:
+        with Image.open(file) as picture:
+            pictures.append((name, picture.convert("RGB")))
+    print_pictures(console, pictures)
 
 
 def _print_summary(explained: Sequence[ExplainedImage], console: Console) -> None:
@@ -247,20 +286,25 @@ def _print_summary(explained: Sequence[ExplainedImage], console: Console) -> Non
     table.add_column(explained[0].explanation.quantity, justify="right")
     table.add_column()
     for one in explained:
-        name = Text(one_line(one.image.name))
-        first = next(iter(one.explanation.top(1)), None)
-        if first is None:  # a dense output has no classes of the whole image
-            table.add_row(name, Text(one_line(_explained(one.explanation, 0))), "")
-            continue
-        table.add_row(
-            name, _label(one.explanation, first), one.explanation.format_output(first.class_index), _bar(first, 10)
-        )
+        for number in range(one.explanation.classes_per_image):
+            name = Text(one_line(one.image.name) if number == 0 else "")
+            table.add_row(name, *_summary_cells(one.explanation, number))
     console.print(table)
     for one in explained:
         if one.trust is not None:
             print_line(console, one_line(f"{one.image.name}: {one.trust.sentence}"))
     comparison = explained[0].comparison
     print_line(console, f"pictures: {comparison.parent.parent / 'IMAGE' / comparison.name}, one folder per image")
+
+
+def _summary_cells(explanation: Explanation, number: int) -> list[Any]:
+    """Return name, output and bar of an explained class; a target that is not a class has its value in the name."""
+    if not explanation.is_class(0, number):
+        return [Text(one_line(_explained(explanation, number))), ""]
+    index = explanation.class_index(0, number)
+    probability = explanation.probability(index)
+    bar = ProgressBar(total=1, completed=probability or 0.0, width=10)
+    return [Text(one_line(_explained(explanation, number))), explanation.format_output(index), bar]
 
 
 def _explained(explanation: Explanation, number: int) -> str:
@@ -271,8 +315,8 @@ def _explained(explanation: Explanation, number: int) -> str:
     return f"{explanation.target_name(0, number)} ({explanation.format_output(explanation.class_index(0, number))})"
 
 
-def _bar(prediction: Prediction, width: int = 24) -> ProgressBar:
-    return ProgressBar(total=1, completed=prediction.probability or 0.0, width=width)
+def _bar(prediction: Prediction) -> ProgressBar:
+    return ProgressBar(total=1, completed=prediction.probability or 0.0, width=24)
 
 
 def _label(explanation: Explanation, prediction: Prediction) -> Text:

@@ -1,6 +1,6 @@
 """Explain image files in batches and save the results. A broken image is reported and the others are explained.
 
-Images are named as files, as folders, or as ``demo``, the image that is shipped.
+Images are named as files, as folders, or as ``demo`` and ``demo-two``, the images that are shipped.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from vitreous._utils.storage import StorageError
 from vitreous.cli.console import plain_warnings, print_error, print_line, progress_bar, steps
 from vitreous.errors import ImageError, InputError, TargetError
 from vitreous.explanation.explanation import ExplanationError
+from vitreous.explanation.folder import file_names
 from vitreous.html.report import ReportError, report_file
 from vitreous.inputs.dense_targets import Pixels
 from vitreous.inputs.images import SUFFIXES, find_images, read_image
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from vitreous.html.report import ReportFile
 
 
+_SHIPPED = {"demo": demo.PHOTO, "demo-two": demo.TWO_PHOTO}
 _LISTED_SUBFOLDERS = 5
 _MAX_FOLDERS = 10_000  # visited only to report what was skipped
 
@@ -95,7 +97,7 @@ def find_image_files(argument: str, *, recursive: bool = False) -> tuple[list[Pa
     """
     if not argument:
         raise ImageError("the name of an image is empty; use . for the current folder")
-    path = demo.PHOTO if argument == "demo" and not Path(argument).exists() else Path(argument)
+    path = _SHIPPED[argument] if argument in _SHIPPED and not Path(argument).exists() else Path(argument)
     if not os.path.isdir(path):  # noqa: PTH112  # does not raise on names that no file can have
         return find_images([path]), None
     inside, *below = _walk(path) if recursive else islice(_walk(path), _MAX_FOLDERS)
@@ -192,6 +194,17 @@ class ExplainedImage:
     def comparison(self) -> Path:
         """The picture that shows all methods side by side."""
         return self.folder / COMPARISON
+
+    @property
+    def image_file(self) -> Path:
+        """The image as the model saw it."""
+        return self.folder / "image-0.png"
+
+    def map_file(self, method: str, target_index: int) -> Path | None:
+        """Return the overlay of a method and target; None where there is none."""
+        name = file_names(self.explanation.methods)[method]
+        file = self.folder / f"overlay-0-{target_index}-{name}.png"
+        return file if file.is_file() else None
 
 
 @dataclass(frozen=True)

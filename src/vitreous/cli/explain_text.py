@@ -68,7 +68,7 @@ def explain_text(
     methods = split_spellings(method) if method else None
     contents = [_read_text(text) for text in texts]
 
-    from vitreous.inputs.target import find_class  # noqa: PLC0415  # these import torch
+    from vitreous.inputs.target_objects import parse_target  # noqa: PLC0415  # these import torch
     from vitreous.models.text_models import load_text_model  # noqa: PLC0415
     from vitreous.plugin import load_plugins  # noqa: PLC0415
 
@@ -76,10 +76,10 @@ def explain_text(
     console = stderr_console()
     with plain_warnings(console), steps(console, f"loading {model}") as step:
         loaded = load_text_model(model, device=device)
-        classes = [[find_class(name, loaded.class_names) for name in target]] * len(contents) if target else None
+        targets = [[parse_target(text, loaded.class_names) for text in target]] * len(contents) if target else None
         step(f"explaining {len(contents)} text{'s' if len(contents) > 1 else ''}")
         explanation = vitreous.explain_text(
-            loaded, contents, methods, classes, topk=topk, outputs=outputs, windows=windows
+            loaded, contents, methods, targets, topk=topk, outputs=outputs, windows=windows
         )
     if html_path is not None:
         write_text(html_path, explanation.html(by=by))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _RANDOM = "@random"
 _ABBREVIATIONS = {" forward": "F", " backward": "B", " (from block ": "@", ")": ""}
 _LEGEND = (
+    "ms: milliseconds for the batch on one core of this machine; "
     "/limit: time over the minimum of plain passes that the method needs, +- half of the interquartile range; "
     "/F: time over a forward pass; /FB: time over forward and backward; memory: peak memory over that of FB; "
     "1B@6: a backward pass down to block 6"
@@ -122,7 +123,7 @@ def _print_measurements(measured: Measured, console: Console) -> None:
 def _table(rows: list[SpeedRow], title: str, *, peers: bool) -> Table:
     table = Table(title=Text(title), box=SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
     table.add_column("method", overflow="fold", min_width=20)
-    for heading in ("/limit", "+-", "/F", "/FB", "memory", *(["/ours"] if peers else [])):
+    for heading in ("ms", "/limit", "+-", "/F", "/FB", "memory", *(["/ours"] if peers else [])):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("passes", min_width=9)
     for row in rows:
@@ -145,7 +146,8 @@ def _cells(row: SpeedRow, *, peers: bool) -> list[str]:
     passes = row.passes or ""
     for long, short in _ABBREVIATIONS.items():
         passes = passes.replace(long, short)
-    return [_name(row), *("" if number is None else f"{number:.2f}" for number in numbers), passes]
+    time = "" if row.milliseconds is None else f"{row.milliseconds:.{0 if row.milliseconds >= 100 else 1}f}"
+    return [_name(row), time, *("" if number is None else f"{number:.2f}" for number in numbers), passes]
 
 
 def _name(row: SpeedRow) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitreous.datasets.dataset import DataSet, Sample
-from vitreous.datasets.lists import read_list
+from vitreous.datasets.files import read_list
 from vitreous.errors import DataError
 
 _MOST_BYTES = 200 * 2**20

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitreous._utils.storage import expanded
 from vitreous.datasets.dataset import DataSet, Review, Things
-from vitreous.datasets.lists import ListError, check_regular
+from vitreous.datasets.files import ListError, check_regular
 from vitreous.errors import DataError
 
 ERASER_MOVIES = "eraser-movies"

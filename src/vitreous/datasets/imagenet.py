@@ -9,12 +9,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vitreous.datasets.files import FileDataSet, Item, image_names
-from vitreous.datasets.lists import (
+from vitreous.datasets.files import (
     IMAGENET_CLASSES,
     TABLE,
+    FileDataSet,
+    Item,
     ListError,
     add_label,
+    image_names,
     number_in,
     read_labels,
     read_list,

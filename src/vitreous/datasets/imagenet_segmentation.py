@@ -17,9 +17,17 @@ from PIL import Image
 
 from vitreous._utils.messages import error_message, errors_as
 from vitreous.datasets.dataset import IGNORED, DataSet, Mask, Sample
-from vitreous.datasets.files import FileDataSet, Item, by_stem, check_mask, image_names, read_values, renumbered
+from vitreous.datasets.files import (
+    FileDataSet,
+    Item,
+    by_stem,
+    check_mask,
+    image_names,
+    read_list,
+    read_values,
+    renumbered,
+)
 from vitreous.datasets.imagenet import imagenet_indices, imagenet_names, wordnet_folders
-from vitreous.datasets.lists import read_list
 from vitreous.errors import DataError, MissingDependencyError
 from vitreous.inputs.images import MAX_PIXELS
 

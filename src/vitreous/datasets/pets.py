@@ -8,9 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.datasets.dataset import IGNORED, Mask
-from vitreous.datasets.files import FileDataSet, Item, by_stem, image_names, read_indices, stem_of
+from vitreous.datasets.files import (
+    IMAGENET_COLUMN,
+    TABLE,
+    FileDataSet,
+    Item,
+    ListError,
+    add_label,
+    by_stem,
+    image_names,
+    number_in,
+    read_indices,
+    read_labels,
+    read_list,
+    stem_of,
+)
 from vitreous.datasets.imagenet import imagenet_names
-from vitreous.datasets.lists import IMAGENET_COLUMN, TABLE, ListError, add_label, number_in, read_labels, read_list
 from vitreous.errors import DataError
 
 # Mask value by trimap value: 1 foreground, 2 background, 3 border.

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitreous.datasets.dataset import Mask
-from vitreous.datasets.files import FileDataSet, Item, read_indices, renumbered
-from vitreous.datasets.lists import read_list
+from vitreous.datasets.files import FileDataSet, Item, read_indices, read_list, renumbered
 
 CLASSES = (
     "aeroplane",

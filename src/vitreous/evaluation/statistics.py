@@ -25,6 +25,7 @@ EQUAL = 1e-9
 
 # Numbers of resample times image that are turned to float64 at once: 32 MB.
 _AT_ONCE = 2**22
+_DRAWN_AT_ONCE = 2**16  # images of resamples: few enough for the cache of a processor
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,12 @@ class Resamples:
             raise MetricError(f"a bootstrap needs images and resamples, not {images} and {resamples}")
         random = np.random.default_rng(seed)
         self._counts = np.empty((resamples, images), dtype=np.uint8)
-        for row in self._counts:
+        step = max(1, _DRAWN_AT_ONCE // images)
+        for start in range(0, resamples, step):
+            rows = self._counts[start : start + step]
+            cells = random.integers(0, images, rows.shape) + images * np.arange(len(rows))[:, None]
             # A count is above 255 with a probability far below 1e-300; it would be cut off, not wrap around.
-            row[:] = np.bincount(random.integers(0, images, images), minlength=images).clip(max=255)
+            rows[:] = np.bincount(cells.ravel(), minlength=rows.size).clip(max=255).reshape(rows.shape)
 
     @property
     def images(self) -> int:

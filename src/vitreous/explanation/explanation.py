@@ -6,14 +6,14 @@ import json
 import operator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from vitreous._utils.defaults import DEFAULT_OPACITY
 from vitreous._utils.messages import error_message, warn_caller
 from vitreous.errors import InputError
 from vitreous.explanation import folder as explanation_folder
 from vitreous.explanation.prediction import ExplanationError, Predicted, Prediction, check_predictions
-from vitreous.explanation.views import Look, display_maps, find_figure, find_view
+from vitreous.explanation.views import FigureOptions, Look, display_maps, find_figure, find_view, look_with
 from vitreous.models.display_images import ADVICE, given_pictures
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Explanation(Predicted):
         class_names: One name per class, if known.
         images: The images that maps are drawn on: photos as the model saw them, or its input tensor.
         preprocessing: How photos became the model's input, if known: which part of a photo was seen.
-        provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.provenance``.
+        provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.folder``.
         scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None``: logits. ``outputs`` is the same by name.
         images_note: A sentence on ``images`` that are not photos, such as a normalised tensor; figures show it.
         left_out: Default methods that the model does not support, and why.
@@ -184,7 +184,7 @@ class Explanation(Predicted):
             method: One of ``methods``.
             index: Which image of the batch.
             target_index: Which of its explained classes.
-            opacity: From 0 (the grey photo alone) to 1.
+            opacity: From 0 (the photo alone) to 1.
             smooth: See ``heatmap``.
             image: The image to draw on, cropped as the model saw it; by default the one in ``images``. A PIL image, a
                 path, an array (height, width, 3) or a tensor (3, height, width).
@@ -221,8 +221,7 @@ class Explanation(Predicted):
         mean: Channels | None = None,
         std: Channels | None = None,
         photo: Photo | None = None,
-        smooth: bool = True,
-        opacity: float = DEFAULT_OPACITY,
+        **options: Unpack[FigureOptions],
     ) -> Drawing:
         """Draw a figure. It shows itself in notebooks and is saved as PNG, SVG or PDF.
 
@@ -230,7 +229,7 @@ class Explanation(Predicted):
 
         Args:
             name: ``overlay``: large maps with colour bars; ``comparison``: the photo and every method's map;
-                ``classes``: a map for each explained class; or one registered with
+                ``classes``: a map for each explained class or other target; or one registered with
                 ``vitreous.pictures.register_figure``.
             index: Which image of the batch.
             methods: Which methods, in this order; all by default.
@@ -238,12 +237,12 @@ class Explanation(Predicted):
             mean: See ``overlay``.
             std: See ``overlay``.
             photo: The photo before preprocessing, to be drawn in its own resolution and aspect.
-            smooth: See ``heatmap``.
-            opacity: See ``overlay``.
+            **options: How it is drawn, see ``vitreous.pictures.Look``: ``width="3.25in"``, ``dpi``, ``font``, ``cmap``,
+                ``columns``, ``labels``, ``context``, ``shared_scale``, ``smooth``, ``opacity`` and others.
         """
         draw = find_figure(self, name)
         shown, index = self._drawn_on(index, image, mean, std, photo)
-        look = Look(smooth=smooth, opacity=opacity)
+        look = look_with(None, options)
         drawn: Drawing = draw(shown, index, methods=methods, photo=photo, look=look)
         return drawn
 

@@ -1,22 +1,27 @@
 """The folder of a saved explanation: its files, their names, writing and reading.
 
 Every stored value is checked before it is used, also how photos were preprocessed.
+
+``collect_provenance`` records versions, model and methods, so that a result can be reproduced.
 """
 
 from __future__ import annotations
 
 import hashlib
+import platform
 import re
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
 from PIL import Image
 
+from vitreous import __version__
 from vitreous._utils.messages import error_message, errors_as
 from vitreous._utils.storage import MANIFEST, StorageError, atomic_folder, read_manifest, write_manifest
 from vitreous.errors import ModelError, VitreousError
@@ -26,6 +31,7 @@ from vitreous.inputs.target import restore_target, store_target
 from vitreous.models.preprocessing import CropRounding, Preprocessing, Resize
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -295,3 +301,48 @@ def _read_image(file: Path) -> Image.Image:
             return image.copy()
     except Exception as error:  # decoders can raise any exception on damaged bytes
         raise StorageError(f"{file} is damaged: {error_message(error)}") from error
+
+
+# Listed only if imported: other libraries did not contribute to the result.
+_PARTICIPANTS = ("timm", "transformers", "torchvision", "open_clip")
+
+
+def collect_provenance(
+    *,
+    methods: Iterable[str] = (),
+    model: str | None = None,
+    model_class: str | None = None,
+    family: str | None = None,
+    fingerprint: str | None = None,
+    **details: Any,
+) -> dict[str, Any]:
+    """Describe the running software and the model in plain JSON values.
+
+    Args:
+        methods: Method spellings.
+        model: The name the model was loaded by.
+        model_class: The qualified name of the model's class.
+        family: The model's class.
+        fingerprint: A hash of the model, its weights included, where it is known.
+        **details: Anything else worth recording; JSON values only.
+    """
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": model,
+        "model_class": model_class,
+        "family": family,
+        "fingerprint": fingerprint,
+        "methods": list(methods),
+        "versions": software_versions(),
+        **details,
+    }
+
+
+def software_versions() -> dict[str, str]:
+    """Give the versions of python, vitreous, torch and of the model libraries that are imported."""
+    versions = {"python": platform.python_version(), "vitreous": __version__}
+    for name in ("torch", *_PARTICIPANTS):
+        module = sys.modules.get(name)
+        if module is not None:
+            versions[name] = str(getattr(module, "__version__", "unknown"))
+    return versions

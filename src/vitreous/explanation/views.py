@@ -8,11 +8,11 @@ Heatmaps: raw patch scores enlarged to pixels and scaled to a display range, eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
 import torch
 from torch.nn import functional
@@ -46,19 +46,96 @@ _views: dict[tuple[type, str], View] = {}
 
 @dataclass(frozen=True)
 class Look:
-    """How maps are drawn.
+    """How figures are drawn.
 
     Attributes:
         smooth: Interpolate between patches; otherwise patches are rectangles.
-        opacity: Opacity of the heatmaps, from 0 to 1.
+        opacity: Opacity of the strongest score, from 0 to 1; weaker scores are more transparent.
+        cmap: Name of a colour map of matplotlib. A diverging one such as ``RdBu_r`` is for signed maps, any other for
+            unsigned maps; two names separated by a comma are for unsigned and signed maps.
+        context: Show the whole photo, dimmed outside of the part that the model saw; otherwise that part alone.
+        shared_scale: One scale for all maps of a figure that are signed, and one for all that are not; ``False`` for a
+            scale of its own for every map; ``None`` leaves it to the figure.
+        from_zero: Scales of unsigned maps start at zero; otherwise at the smallest score.
+        mask: Regions of the photo, (height, width), as an array or an image; their outline is drawn on the maps.
+        width: Width of the page, such as ``3.25in``, ``8.5cm`` or ``240pt``; a number is in inches. Fonts then have
+            the size of print. By default the page is as wide as its content and made for the screen.
+        dpi: Pixels per inch of PNG files, and the least of pictures in PDF and SVG files; 300 by default.
+        font: Font family, or a .ttf file; DejaVu Sans by default.
+        columns: How many maps or charts stand side by side.
+        labels: Names in place of the method spellings, in their order; an empty sequence leaves them out.
 
     Examples:
         >>> from vitreous.pictures import Look, overlay_figure
         >>> canvas = overlay_figure(explanation, look=Look(smooth=False, opacity=0.6))
+        >>> canvas = overlay_figure(explanation, width="3.25in", font="DejaVu Serif")
     """
 
     smooth: bool = True
     opacity: float = DEFAULT_OPACITY
+    cmap: str | None = None
+    context: bool = False
+    shared_scale: bool | None = None
+    from_zero: bool = True
+    mask: Any = None
+    width: str | float | None = None
+    dpi: int | None = None
+    font: str | None = None
+    columns: int | None = None
+    labels: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.columns is not None and (isinstance(self.columns, bool) or self.columns < 1):
+            raise InputError(f"columns must be a whole number above 0, not {self.columns!r}")
+        if isinstance(self.labels, str):
+            raise InputError("labels are a list of names, one for each method")
+
+    def labelled(self, methods: Sequence[str]) -> tuple[str, ...]:
+        """Give the names under which methods are shown: their labels, or their spellings.
+
+        Raises:
+            InputError: There are more or fewer labels than methods.
+        """
+        if self.labels is None:
+            return tuple(methods)
+        if not self.labels:
+            return ("",) * len(methods)
+        if len(self.labels) != len(methods):
+            raise InputError(
+                f"labels must name every method: {len(methods)} are shown, and {len(self.labels)} labels were given"
+            )
+        return tuple(map(str, self.labels))
+
+
+class FigureOptions(TypedDict, total=False):
+    """The fields of ``Look`` as keyword arguments of figures."""
+
+    smooth: bool
+    opacity: float
+    cmap: str | None
+    context: bool
+    shared_scale: bool | None
+    from_zero: bool
+    mask: Any
+    width: str | float | None
+    dpi: int | None
+    font: str | None
+    columns: int | None
+    labels: Sequence[str] | None
+
+
+def look_with(look: Look | None, options: FigureOptions) -> Look:
+    """Change some fields of a look.
+
+    Raises:
+        InputError: There is no such field.
+    """
+    known = [one.name for one in fields(Look)]
+    for name in options:
+        if name not in known:
+            hint = close_match(name, known) or f"; they have {', '.join(known)}"
+            raise InputError(f"figures have no option {name!r}{hint}")
+    return replace(look or Look(), **options)
 
 
 class Drawing(Protocol):

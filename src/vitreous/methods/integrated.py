@@ -132,7 +132,7 @@ class PathIntegral(InputProcedure):
         """The baseline x': an image or text without content, or its tokens."""
         if _reads_text(view) and self.baseline == "zero":
             return torch.zeros_like(self.input(view))
-        blank = _blank_texts(view, self.baseline) if _reads_text(view) else _baseline(view, self.baseline)
+        blank = _blank_texts(view, self.baseline) if _reads_text(view) else blank_images(view, self.baseline)
         if isinstance(blank, Tensor):
             if self.at == "pixels":
                 return blank
@@ -217,7 +217,12 @@ def _blank_texts(view: AnyView, kind: Baseline) -> Texts:
     return texts.blanked(kind)
 
 
-def _baseline(view: AnyView, kind: Baseline) -> Tensor:
+def blank_images(view: AnyView, kind: Baseline) -> Tensor:
+    """Pictures without content, as many and as large as those that are explained.
+
+    Raises:
+        MethodError: there is no such baseline for images, or black is not known.
+    """
     images = view.runner.images
     if kind in {"pad", "mask"}:
         raise MethodError(f"baseline={kind} is a token of a text: for images there is zero, black and mean")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +20,36 @@ if TYPE_CHECKING:
     from vitreous.methods.spelling import Cost
 
 ReadoutMaker = Callable[..., Readout]
+
+
+@dataclass(frozen=True)
+class Patent:
+    """What is known of patents on a method: what its authors say, and where. Facts, and no legal advice.
+
+    Attributes:
+        statement: one sentence or two.
+        sources: where it is said, and the patents.
+    """
+
+    statement: str
+    sources: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.statement} Sources: {'; '.join(self.sources)}."
+
+
+LRP_PATENT = Patent(
+    "It propagates relevance by rules of LRP. The authors of AttnLRP, some of whom are authors of LRP, call LRP a "
+    "patented technology that is free of charge for personal and scientific purposes only; the licence of their code "
+    "grants no patent rights.",
+    (
+        "README and LICENSE of the package lxt 2.1 (LRP eXplains Transformers, by the authors of AttnLRP)",
+        "WO 2016/150472, Relevance score assignment for artificial neural networks (Fraunhofer, TU Berlin)",
+        "US 12,061,966 B2",
+        "EP 3 271 863 B1",
+        "CA 2,979,579",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +73,7 @@ class MethodInfo:
         url: Address of the paper when it has neither.
         note: How the method relates to the paper, such as the name it has there.
         bf16: Spellings whose maps rank patches in bfloat16 as they do in float32.
+        own_patent: What is known of patents on it, where that does not follow from its rules; see ``patent``.
 
     Examples:
         >>> import vitreous
@@ -67,6 +99,14 @@ class MethodInfo:
     url: str | None = None
     note: str = ""
     bf16: tuple[str, ...] = ()
+    own_patent: Patent | None = None
+
+    @property
+    def patent(self) -> Patent | None:
+        """What is known of patents on the method: declared, or because it propagates by rules of LRP."""
+        from vitreous.methods.spelling import patent_of  # noqa: PLC0415  # spellings are parsed with this registry
+
+        return patent_of(self.name)
 
     @property
     def link(self) -> str:
@@ -86,7 +126,8 @@ class MethodInfo:
     def citation_key(self) -> str:
         """Key of the paper in the bibliography: first author, year and first word of the title."""
         authors, _, title = self.paper.partition(", ")
-        author = re.split(r"\W", authors.lower())[0]
+        plain = unicodedata.normalize("NFKD", authors.lower()).encode("ascii", "ignore").decode()
+        author = re.split(r"\W", plain)[0]
         words = [word for word in re.findall(r"[a-z0-9]+", title.lower()) if word not in _SHORT_WORDS]
         return f"{author}{self.year}{words[0] if words else ''}"
 
@@ -145,6 +186,7 @@ def register(
     url: str | None = None,
     note: str = "",
     bf16: tuple[str, ...] = (),
+    patent: Patent | None = None,
     aggregation: str | None = None,
     layer: int = 0,
     propagates: bool = False,
@@ -166,6 +208,7 @@ def register(
         note: How the method relates to the paper.
         bf16: Spellings that keep the order of patches in bfloat16, as measured by
             ``benchmarks/precision_and_compile.py``.
+        patent: What is known of patents on it; of methods that use rules of LRP it is known without.
         aggregation: How layers are combined when the spelling does not say; ``None`` reads ``layer`` alone.
         layer: The layer that is read when layers are not combined.
         propagates: Whether the map is already propagated by attention, so that ``.propagate`` would do it twice.
@@ -205,6 +248,7 @@ def register(
             url=url,
             note=note,
             bf16=bf16,
+            own_patent=patent,
         )
         return make
 
@@ -244,15 +288,21 @@ def method_info(name: str) -> MethodInfo:
     return _methods[name]
 
 
-def list_methods() -> list[MethodInfo]:
+def list_methods(*, patents: bool = True) -> list[MethodInfo]:
     """List all methods, in the order of families; for controls and ceilings see ``list_controls``.
+
+    Args:
+        patents: False leaves out methods whose authors say that they are patented, see ``MethodInfo.patent``. That is
+            what is known of them, and no legal advice: of the others nothing is known.
 
     Examples:
         >>> import vitreous
         >>> [info.name for info in vitreous.list_methods() if info.family == "attention"][:3]
         ['raw_attention', 'rollout', 'attcam']
+        >>> "attnlrp" in [info.name for info in vitreous.list_methods(patents=False)]
+        False
     """
-    explaining = [info for info in _methods.values() if info.family in FAMILIES]
+    explaining = [info for info in _methods.values() if info.family in FAMILIES and (patents or info.patent is None)]
     return sorted(explaining, key=lambda info: FAMILIES.index(info.family))
 
 
@@ -263,14 +313,16 @@ def is_control(spelling: str) -> bool:
 
 
 def list_controls() -> list[MethodInfo]:
-    """List the controls (``random``, ``centre``, ``edges``) and the ceilings (``oracle``), which explain nothing.
+    """List the controls (``random``, ``centre``, ``edges``) and the ceilings (``oracle``, ``mda``, ``lima``).
 
     They are spelled like methods and stand in every evaluation, but ``list_methods`` leaves them out.
 
     Examples:
         >>> from vitreous.methods import list_controls
-        >>> [(info.name, info.family) for info in list_controls()]
-        [('random', 'control'), ('centre', 'control'), ('edges', 'control'), ('oracle', 'ceiling')]
+        >>> [info.name for info in list_controls() if info.family == "control"]
+        ['random', 'centre', 'edges']
+        >>> [info.name for info in list_controls() if info.family == "ceiling"]
+        ['mda', 'lima', 'oracle']
     """
     apart = [info for info in _methods.values() if info.family in CONTROL_FAMILIES]
     return sorted(apart, key=lambda info: CONTROL_FAMILIES.index(info.family))

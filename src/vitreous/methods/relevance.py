@@ -1,4 +1,4 @@
-"""Methods that propagate relevance: Transformer Attribution, LRP, partial LRP, LRP rollout and absLRP."""
+"""Methods that propagate relevance: Transformer Attribution, LRP, partial LRP, LRP rollout, absLRP, AttnLRP's gamma."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
+from vitreous.errors import MethodError
 from vitreous.methods.readout import (
     MatrixReadout,
     Procedure,
@@ -20,6 +21,7 @@ from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import PIXELS, GradientNeeds, Needs, Pass
 from vitreous.tape.attention import Rows
+from vitreous.tape.rules import add_gamma_rule
 
 Rules = Annotated[Literal["orig", "ours"], "the relevance rules: the baselines' or Transformer Attribution's own"]
 
@@ -76,6 +78,32 @@ class PixelRelevance(Procedure):
     def channels(self, view: View) -> Tensor:
         """The relevance of every value of the image, (batch, channel, height, width), or of a text's tokens."""
         return view.token_gradient(self.passes[0], PIXELS)
+
+
+class GammaRelevance(Procedure):
+    """The input times its gradient under AttnLRP with the gamma rule, which is its relevance.
+
+    The input is the image or a text's first tokens.
+    """
+
+    runs_again = False
+
+    def __init__(self, rule: str, resolution: Resolution) -> None:
+        self.backward, self.resolution = Pass(rule, "logit"), resolution
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """The gradient at the input, and a text's tokens."""
+        del layer, depth
+        slopes = GradientNeeds(tokens=frozenset({PIXELS, 0}))
+        return Needs(tokens=frozenset({0}), gradients={self.backward: slopes})
+
+    def map(self, view: View) -> Tensor:
+        """Scores of patches or pixels."""
+        if view.tape.reads_text:
+            relevance = view.tokens(0) * view.token_gradient(self.backward, 0)
+        else:
+            relevance = view.runner.images * view.token_gradient(self.backward, PIXELS)
+        return input_scores(relevance, view.layout, self.resolution)
 
 
 class ContrastiveRelevance(PixelRelevance):
@@ -178,3 +206,29 @@ def abslrp(
     """Relevance by absolute magnitude, of the class minus that of all others."""
     rule = "abslrp" if shortcut == "program" else "abslrp_share"
     return ContrastiveRelevance((Pass(rule, "logit"), Pass(rule, "others")), resolution)
+
+
+@register(
+    "attnlrp_gamma",
+    family="relevance",
+    paper="Achtibat et al., AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers",
+    note="with the gamma rule, the authors' setting for images; gammas from the grid of their program",
+    year=2024,
+    arxiv="2402.05602",
+    class_specific=True,
+    signed=True,
+)
+def attnlrp_gamma(
+    *,
+    linear: Annotated[float, "gamma of linear layers; 0 is the ordinary gradient"] = 0.05,
+    convolution: Annotated[float, "gamma of the patch embedding"] = 0.25,
+    softmax: Annotated[
+        Literal["attnlrp", "constant"],
+        "as AttnLRP, or the attention matrix held constant as their program does for images",
+    ] = "attnlrp",
+    resolution: ResolutionOption = "patch",
+) -> Readout:
+    """AttnLRP with the gamma rule in linear layers and patch embedding, down to the pixels."""
+    if linear < 0 or convolution < 0:
+        raise MethodError("linear and convolution must be numbers from 0 up")
+    return GammaRelevance(add_gamma_rule(linear, convolution, softmax), resolution)

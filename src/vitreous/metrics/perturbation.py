@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from vitreous.metrics.metric import Curve, Direction, Floats, Metric, MetricError, Weighted, finite, mean_of, whole
 
 Convention = Literal["trapezoid", "mean"]
-Quantity = Literal["hit", "probability", "drop"]
+Quantity = Literal["hit", "probability", "drop", "difference"]
 
 NINE = tuple(step / 10 for step in range(1, 10))
 FROM_ZERO = (0.0, *NINE)
@@ -26,9 +26,23 @@ _IN_WORDS: dict[Quantity, str] = {
     "hit": "accuracy",
     "probability": "target's probability",
     "drop": "fall of the target's probability",
+    "difference": "difference of two classes' outputs",
 }
-_TITLES: dict[Quantity, str] = {"hit": "accuracy", "probability": "probability", "drop": "fall of the probability"}
-_PREFIXES = {"mif": "MIF", "lif": "LIF", "label": "true class", "morf": "MoRF", "lerf": "LeRF", "road": "ROAD"}
+_TITLES: dict[Quantity, str] = {
+    "hit": "accuracy",
+    "probability": "probability",
+    "drop": "fall of the probability",
+    "difference": "f_A - f_B",
+}
+_PREFIXES = {
+    "mif": "MIF",
+    "lif": "LIF",
+    "label": "true class",
+    "class": "map of class A",
+    "morf": "MoRF",
+    "lerf": "LeRF",
+    "road": "ROAD",
+}
 
 
 def hits(logits: ArrayLike, labels: ArrayLike) -> Floats:
@@ -349,6 +363,47 @@ def lif(*, ratios: Sequence[float] = FROM_ZERO) -> Metric:
     return accuracy_auc("lif_", ratios, direction="higher", name="LIF")
 
 
+def contrast_deletion(*, ratios: Sequence[float] = FROM_ZERO) -> Metric:
+    """Make the area under f_A - f_B while the patches that speak most for A rather than B are dropped."""
+    return _difference_area("deletion_", ratios, "lower", "deletion f_A - f_B")
+
+
+def contrast_insertion(*, ratios: Sequence[float] = TO_ONE) -> Metric:
+    """Make the area under f_A - f_B while the patches that speak most for A rather than B are put in."""
+    return _difference_area("insertion_", ratios, "higher", "insertion f_A - f_B")
+
+
+def contrast_deletion_gain(*, ratios: Sequence[float] = FROM_ZERO) -> Metric:
+    """Make by how much lower f_A - f_B is when patches are dropped by the contrast's map than by the class's."""
+    return _difference_gain("deletion_", ratios, ("class_", ""))
+
+
+def contrast_insertion_gain(*, ratios: Sequence[float] = TO_ONE) -> Metric:
+    """Make by how much higher f_A - f_B is when patches are put in by the contrast's map than by the class's."""
+    return _difference_gain("insertion_", ratios, ("", "class_"))
+
+
+def _difference_area(prefix: str, ratios: Sequence[float], direction: Direction, name: str) -> Metric:
+    words = f"{_convention_in_words(ratios, 'trapezoid')} of the curve of the {_IN_WORDS['difference']}."
+    weights = area_weights(ratios, "trapezoid")
+    curve = curve_of(prefix, "difference", ratios)
+    return curve_metric([curve], weights, (-np.inf, np.inf), name, direction, words)
+
+
+def _difference_gain(prefix: str, ratios: Sequence[float], prefixes: tuple[str, str]) -> Metric:
+    """Make the area of the first curve minus that of the second."""
+    weights = area_weights(ratios, "trapezoid")
+    curves = [curve_of(f"{which}{prefix}", "difference", ratios) for which in prefixes]
+    both = [*weights, *(-weight for weight in weights)]
+    description = (
+        "Area between the curves of f_A - f_B with patches in the order of the contrast's map and of the map of "
+        "class A; 0 for a method whose map does not depend on the target."
+    )
+    return curve_metric(
+        curves, both, (-np.inf, np.inf), f"{prefix.rstrip('_')} gain over class map", "higher", description
+    )
+
+
 def mean_aopc(prefix: str = "", name: str = "AOPC", *, most_relevant_first: bool = True) -> Metric:
     """Make the mean over images of ``aopc``, kept in the column ``<prefix>aopc``."""
     direction: Direction = "higher" if most_relevant_first else "lower"
@@ -381,4 +436,8 @@ METRICS = (
     deletion_aopc(),
     mif(),
     lif(),
+    contrast_deletion(),
+    contrast_insertion(),
+    contrast_deletion_gain(),
+    contrast_insertion_gain(),
 )

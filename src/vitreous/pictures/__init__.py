@@ -8,15 +8,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitreous.explanation.views import Look, register_figure
     from vitreous.pictures.canvas import Canvas
+    from vitreous.pictures.charts import curves_figure, dataset_curves_figure, layer_curve_figure
     from vitreous.pictures.curves import Curves, perturbation_curves
     from vitreous.pictures.figures import (
         Shown,
         classes_figure,
         comparison_figure,
-        curves_figure,
         overlay_figure,
+        similar_figure,
         strips_figure,
         transformation_figure,
+    )
+    from vitreous.pictures.metric_charts import MetricValues, dots_figure, radar_figure
+    from vitreous.pictures.perturbations import (
+        Filmstrip,
+        LayerCurve,
+        MeanCurves,
+        dataset_curves,
+        filmstrip,
+        filmstrip_figure,
+        layer_curves,
     )
     from vitreous.pictures.strips import (
         Strip,
@@ -30,18 +41,31 @@ if TYPE_CHECKING:
 __all__ = [
     "Canvas",
     "Curves",
+    "Filmstrip",
+    "LayerCurve",
     "Look",
+    "MeanCurves",
+    "MetricValues",
     "Shown",
     "Strip",
     "Transformation",
     "classes_figure",
     "comparison_figure",
     "curves_figure",
+    "dataset_curves",
+    "dataset_curves_figure",
     "depth_strip",
+    "dots_figure",
+    "filmstrip",
+    "filmstrip_figure",
     "heads_strip",
+    "layer_curve_figure",
+    "layer_curves",
     "overlay_figure",
     "perturbation_curves",
+    "radar_figure",
     "register_figure",
+    "similar_figure",
     "start_layer_strip",
     "strips_figure",
     "token_transformation",
@@ -51,11 +75,16 @@ __all__ = [
 _HOMES = {
     "vitreous.explanation.views": ("Look", "register_figure"),
     "vitreous.pictures.canvas": ("Canvas",),
+    "vitreous.pictures.charts": ("curves_figure", "dataset_curves_figure", "layer_curve_figure"),
     "vitreous.pictures.curves": ("Curves", "perturbation_curves"),
     "vitreous.pictures.figures": (
-        "Shown",
-        *("classes_figure", "comparison_figure", "curves_figure"),
-        *("overlay_figure", "strips_figure", "transformation_figure"),
+        *("Shown", "classes_figure", "comparison_figure"),
+        *("overlay_figure", "similar_figure", "strips_figure", "transformation_figure"),
+    ),
+    "vitreous.pictures.metric_charts": ("MetricValues", "dots_figure", "radar_figure"),
+    "vitreous.pictures.perturbations": (
+        *("Filmstrip", "LayerCurve", "MeanCurves"),
+        *("dataset_curves", "filmstrip", "filmstrip_figure", "layer_curves"),
     ),
     "vitreous.pictures.strips": (
         *("Strip", "depth_strip", "heads_strip", "start_layer_strip"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from PIL import Image
@@ -15,14 +15,17 @@ from vitreous.inputs.patch_geometry import Frame
 from vitreous.pictures.colours import overlay
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from vitreous.explanation.explanation import Explanation
     from vitreous.inputs.patch_geometry import PatchGeometry
     from vitreous.models.display_images import Photo
 
-# Pixels that the model did not see are grey and faded towards white: no colour there does not mean "no evidence".
-_FADE = 0.45
+# Pixels that the model did not see are dimmed: no colour there does not mean "no evidence".
+_DIM = 0.4
+_OUTLINE = ((0, 0, 0), (255, 255, 255))  # a white line on a black one shows on any photo
+_OUTLINE_WIDTH = 220  # the white line is as wide as the image by this
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,14 @@ class BaseImage:
         frame: The part of it that the model saw.
         note: A sentence for the figure when it is not a photo, such as a normalised tensor.
         geometry: Where in the model's input patches are centred; ``None`` for equal cells.
+        mask: Regions of the photo whose outline is drawn on maps, of the photo's size.
     """
 
     photo: Image.Image
     frame: Frame
     note: str = ""
     geometry: PatchGeometry | None = None
+    mask: Image.Image | None = None
 
     @property
     def name(self) -> str:
@@ -79,7 +84,60 @@ class BaseImage:
         scale = min(width / self.photo.width, height / self.photo.height)
         new_width, new_height = (max(1, round(side * scale)) for side in self.photo.size)
         photo = self.photo.resize((new_width, new_height), Image.Resampling.LANCZOS)
-        return replace(self, photo=photo, frame=self.frame.scaled((new_height, new_width)))
+        mask = None if self.mask is None else self.mask.resize(photo.size, Image.Resampling.NEAREST)
+        return replace(self, photo=photo, frame=self.frame.scaled((new_height, new_width)), mask=mask)
+
+    def cropped(self) -> BaseImage:
+        """Give the part of the photo that the model saw."""
+        rows, columns = self.frame.rows, self.frame.columns
+        if (rows.stop - rows.start, columns.stop - columns.start) == (self.photo.height, self.photo.width):
+            return self
+        box = (columns.start, rows.start, columns.stop, rows.stop)
+        frame = Frame(
+            (rows.stop - rows.start, columns.stop - columns.start),
+            self.frame.top - rows.start,
+            self.frame.left - columns.start,
+            self.frame.bottom - rows.start,
+            self.frame.right - columns.start,
+        )
+        mask = None if self.mask is None else self.mask.crop(box)
+        return replace(self, photo=self.photo.crop(box), frame=frame, mask=mask)
+
+    def with_mask(self, mask: Any) -> BaseImage:
+        """Add regions whose outline is drawn on maps: an array (height, width) or an image; 0 is background.
+
+        They have the size of the photo, or of the part that the model saw.
+
+        Raises:
+            InputError: They have neither.
+        """
+        if mask is None:
+            return self
+        regions = Image.fromarray((_region_numbers(mask) > 0).astype(np.uint8) * 255)
+        if regions.size == self.photo.size:
+            return replace(self, mask=regions)
+        rows, columns = self.frame.rows, self.frame.columns
+        seen = (columns.stop - columns.start, rows.stop - rows.start)
+        if abs(regions.width * seen[1] - regions.height * seen[0]) > max(*seen, *regions.size):
+            raise InputError(
+                f"a mask of {regions.height}x{regions.width} pixels does not fit the photo of "
+                f"{self.photo.height}x{self.photo.width}"
+            )
+        page = Image.new("L", self.photo.size)
+        page.paste(regions.resize(seen, Image.Resampling.NEAREST), (columns.start, rows.start))
+        return replace(self, mask=page)
+
+    def outlined(self, picture: Image.Image) -> Image.Image:
+        """Draw the outline of the mask on a picture of the photo's size."""
+        if self.mask is None:
+            return picture
+        width = max(1, round(max(picture.size) / _OUTLINE_WIDTH))
+        inside = np.asarray(self.mask.resize(picture.size, Image.Resampling.NEAREST)) > 0
+        drawn = np.asarray(picture).copy()
+        # The wider black line first; both lie on the edge, half inside and half outside.
+        for colour, reach in zip(_OUTLINE, (2 * width + 1, width), strict=True):
+            drawn[_edge(inside, (reach + 1) // 2)] = colour
+        return Image.fromarray(drawn)
 
     def lay(
         self,
@@ -90,7 +148,7 @@ class BaseImage:
         look: Look | None = None,
         span: tuple[float, float] | None = None,
     ) -> Image.Image:
-        """Lay one map over the photo; pixels that the model did not see get no colour.
+        """Lay one map over the photo; pixels that the model did not see are dimmed and get no colour.
 
         Args:
             scores: Raw scores (patches,).
@@ -107,15 +165,35 @@ class BaseImage:
             scores.cpu(), grid, self.frame, signed=signed, smooth=look.smooth, span=span, geometry=self.geometry
         ).numpy()
         seen = self.photo.crop((columns.start, rows.start, columns.stop, rows.stop))
-        coloured = overlay(seen, heatmap, signed=signed, opacity=look.opacity)
+        coloured = overlay(seen, heatmap, signed=signed, opacity=look.opacity, cmap=look.cmap)
         if seen.size == self.photo.size:
-            return coloured
-        page = _faded(self.photo)
+            return self.outlined(coloured)
+        page = self.dimmed()
         page.paste(coloured, (columns.start, rows.start))
-        return page
+        return self.outlined(page)
+
+    def dimmed(self) -> Image.Image:
+        """Give the photo in darker colours."""
+        # A table of 256 values instead of arithmetic on every pixel: photos may be large.
+        table = np.rint(np.arange(256) * _DIM).astype(int).tolist()
+        return self.photo.convert("RGB").point(table * 3)
 
 
-def _faded(photo: Image.Image) -> Image.Image:
-    # A table of 256 values instead of arithmetic on every pixel: photos may be large.
-    table = np.rint(np.arange(256) * (1 - _FADE) + 255 * _FADE).astype(int).tolist()
-    return photo.convert("L").point(table).convert("RGB")
+def _edge(inside: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
+    """Give the pixels that have others of the other kind at most so many pixels away, down or across."""
+    edge = np.zeros_like(inside)
+    for axis in (0, 1):
+        for distance in range(1, reach + 1):
+            here, there = (np.moveaxis(part, axis, 0) for part in (inside, edge))
+            differs = here[distance:] != here[:-distance]
+            there[distance:] |= differs
+            there[:-distance] |= differs
+    return edge
+
+
+def _region_numbers(mask: Any) -> NDArray[np.generic]:
+    """Read a mask as an array (height, width)."""
+    found = np.asarray(mask.convert("L") if isinstance(mask, Image.Image) else mask)
+    if found.ndim != 2 or 0 in found.shape or found.dtype.kind not in "buif":
+        raise InputError(f"a mask is an image or an array (height, width), not {found.dtype} {found.shape}")
+    return found

@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import math
 import os
+import threading
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,9 @@ from PIL import Image
 
 from vitreous._utils.storage import atomic_file
 from vitreous.errors import InputError
-from vitreous.pictures.captions import FAINT, INK, font, line_height, wrap
+from vitreous.pictures.captions import FAINT, INK, line_height, wrap
 from vitreous.pictures.colours import ramp
+from vitreous.pictures.style import UNITS_PER_INCH, PageStyle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +29,10 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg", "pdf")
 
-_PER_INCH = 100
+_MOST_PIXELS = 150_000_000  # of a PNG; a larger page has fewer pixels per inch
+# Text stays text: TrueType fonts in PDF, which publishers ask for, and letters rather than outlines in SVG.
+_SETTINGS = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "vitreous"}
+_PRINTING = threading.Lock()  # the settings of matplotlib are global
 # Dates and program names would make the same figure a different file every time.
 _METADATA: dict[str, dict[str, None]] = {
     "png": {"Software": None},
@@ -41,29 +47,37 @@ class Canvas:
     Args:
         width: In units.
         height: In units.
-        scale: Pixels per unit of a PNG, so that large photos can keep all their pixels.
+        scale: Pixels per unit of a PNG; by default those of the style's resolution.
+        style: Sizes and fonts; those of the screen by default.
 
     Examples:
         >>> canvas = explanation.figure("comparison")
         >>> canvas.save("figure.pdf").name
         'figure.pdf'
-        >>> canvas.image().width == canvas.width
+        >>> canvas.image(scale=1).width == canvas.width
         True
     """
 
-    def __init__(self, width: float, height: float, scale: float = 1.0) -> None:
+    def __init__(
+        self, width: float, height: float, scale: float | None = None, *, style: PageStyle | None = None
+    ) -> None:
         from matplotlib.figure import Figure  # noqa: PLC0415  # slow to import, and scores can be had without pictures
 
-        self.width, self.height, self.scale = math.ceil(width), math.ceil(height), scale
+        self.style = style or PageStyle()
+        # A page whose width was asked for has exactly that; others have whole pixels at scale 1.
+        self.width = math.ceil(width) if self.style.width is None else width
+        self.height = math.ceil(height)
+        most = math.sqrt(_MOST_PIXELS / (self.width * self.height))
+        self.scale = min(self.style.dpi / UNITS_PER_INCH if scale is None else scale, most)
         self.figure: Figure = Figure(
-            figsize=(self.width / _PER_INCH, self.height / _PER_INCH), dpi=_PER_INCH, facecolor="white"
+            figsize=(self.width / UNITS_PER_INCH, self.height / UNITS_PER_INCH), dpi=UNITS_PER_INCH, facecolor="white"
         )
 
-    def axes(self, left: float, top: float, width: float, height: float) -> Axes:
+    def axes(self, left: float, top: float, width: float, height: float, *, projection: str | None = None) -> Axes:
         """Add matplotlib axes."""
         bottom = self.height - top - height
         place = (left / self.width, bottom / self.height, width / self.width, height / self.height)
-        axes: Axes = self.figure.add_axes(place)
+        axes: Axes = self.figure.add_axes(place, projection=projection)
         return axes
 
     def picture(self, left: float, top: float, width: float, height: float, image: Image.Image) -> None:
@@ -79,7 +93,7 @@ class Canvas:
         text: str,
         *,
         width: float,
-        size: int = 15,
+        size: float = 15,
         bold: bool = False,
         ink: str = INK,
         lines: int = 1,
@@ -89,8 +103,8 @@ class Canvas:
 
         ``align`` places the lines at the left, center or right of the rectangle that starts at ``left``.
         """
-        style = font(size, bold=bold)
-        broken = wrap(text, style, int(width), lines=lines)
+        style = self.style.font(size, bold=bold)
+        broken = wrap(text, style, width, lines=lines)
         anchor = left + {"left": 0.0, "center": width / 2, "right": width}[align]
         for number, line in enumerate(broken):
             baseline = top + number * line_height(style) + style.size
@@ -102,17 +116,23 @@ class Canvas:
                 ha=align,
                 va="baseline",
                 parse_math=False,  # a class may be called "$100 bill"
-                fontproperties=font_properties(size, bold=bold),
+                fontproperties=self.style.font_properties(size, bold=bold),
             )
         return float(len(broken) * line_height(style))
 
-    def bar(self, left: float, top: float, width: float, *, signed: bool, marks: tuple[str, ...]) -> float:
+    def bar(self, left: float, top: float, width: float, bar: Bar) -> float:
         """Draw a colour bar with marks from its left to its right end, and return the height it takes."""
-        self.picture(left, top, width, 10, ramp(256, signed=signed))
-        aligned = ("left", "right") if len(marks) == 2 else ("left", "center", "right")
+        style = self.style
+        self.picture(left, top, width, style.bar, ramp(512, 4, signed=bar.signed, cmap=bar.cmap))
+        letters = style.font(style.note)
+        marks = list(bar.marks)
+        aligned = ["left", "right"] if len(marks) == 2 else ["left", "center", "right"]
+        wide = max((letters.getlength(mark) for mark in marks), default=0.0)
+        if len(marks) == 3 and 2 * wide + letters.getlength(marks[1]) + style.note > width:
+            del marks[1], aligned[1]  # no room for the zero in the middle
         for mark, align in zip(marks, aligned, strict=True):
-            self.write(left, top + 12, mark, width=width, size=12, ink=FAINT, align=align)
-        return 12.0 + line_height(font(12))
+            self.write(left, top + style.bar + 1, mark, width=width, size=style.note, ink=FAINT, align=align)
+        return bar_height(style)
 
     def image(self, scale: float | None = None) -> Image.Image:
         """Render the page as an image."""
@@ -141,10 +161,17 @@ class Canvas:
         return stream.getvalue()
 
     def _print(self, stream: Any, kind: str, scale: float) -> None:
+        from matplotlib import rc_context  # noqa: PLC0415
+
         with warnings.catch_warnings():
             # An empty box is drawn instead, which is enough.
             warnings.filterwarnings("ignore", message="Glyph .* missing")
-            self.figure.savefig(stream, format=kind, dpi=_PER_INCH * scale, metadata=_METADATA[kind])
+            for axes in self.figure.axes:
+                for image in axes.get_images():
+                    # Vector files hold all pixels of a picture; in a PNG they are averaged.
+                    image.set_interpolation("antialiased" if kind == "png" else "none")
+            with _PRINTING, rc_context(_SETTINGS):
+                self.figure.savefig(stream, format=kind, dpi=UNITS_PER_INCH * scale, metadata=_METADATA[kind])
 
 
 def check_format(path: Path) -> str:
@@ -155,8 +182,21 @@ def check_format(path: Path) -> str:
     return kind
 
 
-def font_properties(size: float, *, bold: bool = False) -> Any:
-    """Give matplotlib the font file that widths are measured with, whatever its own settings are."""
-    from matplotlib.font_manager import FontProperties  # noqa: PLC0415
+@dataclass(frozen=True)
+class Bar:
+    """A colour bar.
 
-    return FontProperties(fname=str(font(12, bold=bold).path), size=size * 72 / _PER_INCH)
+    Attributes:
+        signed: Whether it is that of signed maps.
+        marks: Texts at its ends, and in its middle if there are three.
+        cmap: See ``Look``.
+    """
+
+    signed: bool
+    marks: tuple[str, ...]
+    cmap: str | None = None
+
+
+def bar_height(style: PageStyle) -> float:
+    """Give the height of a colour bar with its marks."""
+    return style.bar + 1 + line_height(style.font(style.note))

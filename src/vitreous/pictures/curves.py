@@ -201,7 +201,14 @@ def _order(explanation: Explanation, method: str, index: int, target_index: int,
         signed = explanation.signed[method]
         size, geometry = explanation.image_size, explanation.geometry
         scores = display_maps(scores, grid, size, signed=signed, smooth=True, geometry=geometry).flatten()
-    elif grid != explanation.grid:
+        return scores.argsort(descending=True, stable=True)
+    return patch_order(explanation, method, index, target_index)
+
+
+def patch_order(explanation: Explanation, method: str, index: int = 0, target_index: int = 0) -> Tensor:
+    """Sort the patches of one map, the most relevant first; ties in reading order."""
+    scores, grid = explanation.scores_of(method, index, target_index).cpu(), explanation.grid_of(method)
+    if grid != explanation.grid:
         scores = patch_means(scores, grid, explanation.grid, explanation.geometry)
     return scores.argsort(descending=True, stable=True)
 

@@ -1,50 +1,36 @@
-"""Figures: each draws what it is given and computes nothing."""
+"""Figures of maps: each draws what it is given and computes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Unpack
 
+from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import InputError
 from vitreous.explanation.explanation import Explanation
-from vitreous.explanation.views import Look, register_figure
+from vitreous.explanation.views import FigureOptions, Look, look_with, register_figure
 from vitreous.models.display_images import Photo
 from vitreous.pictures.base_image import BaseImage
-from vitreous.pictures.canvas import Canvas, font_properties
-from vitreous.pictures.captions import FAINT, INK, class_caption, font, line_height, wrap
-from vitreous.pictures.colours import line_style
-from vitreous.pictures.tiles import (
-    GAP,
-    MARGIN,
-    SHARPNESS,
-    Row,
-    Tile,
-    bar_marks,
-    fit,
-    map_picture,
-    map_tile,
-    note_height,
-    tiled,
-    write_note,
-)
+from vitreous.pictures.canvas import Canvas
+from vitreous.pictures.captions import class_caption
+from vitreous.pictures.style import PageStyle, page_style
+from vitreous.pictures.tiles import MapPainter, Row, Tile, own_pixels, prepare, tiled
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from vitreous.pictures.curves import Curves
+    from vitreous.api.similarity import SimilarImages
     from vitreous.pictures.strips import Strip, Transformation
 
 _OVERLAY_ALONE = 560
 _OVERLAY_AMONG_OTHERS = 380
-_OVERLAY_MOST_PIXELS = 4096  # across one map; a page of several such is all that fits into memory
-_BAR = 28
 _COMPARISON_TILE = 210
 _CLASSES_TILE = 230
-_STRIP_TILE = 170
+STRIP_TILE = 170
 _STRIP_COLUMNS = 7
+NARROW_STRIP_COLUMNS = 4  # in a column of print
+NARROW = 450  # units
 _TRANSFORMATION_TILE = 220
 
 
@@ -56,6 +42,7 @@ def overlay_figure(
     methods: Sequence[str] | None = None,
     photo: Photo | None = None,
     look: Look | None = None,
+    **options: Unpack[FigureOptions],
 ) -> Canvas:
     """Draw every method's map over the photo at full resolution, with colour bars; one row per explained class.
 
@@ -66,49 +53,59 @@ def overlay_figure(
         index: Which image of the batch.
         methods: The methods to show, in this order; all by default.
         photo: The photo before preprocessing; by default the image as the model saw it.
-        look: How maps are drawn.
+        look: How it is drawn.
+        **options: Fields of ``Look`` to change.
 
     Examples:
         >>> from vitreous.pictures import overlay_figure
-        >>> overlay_figure(explanation, methods=["gae"], photo="demo.jpg").save("overlay.png").name
-        'overlay.png'
+        >>> overlay_figure(explanation, methods=["gae"], photo="demo.jpg", width="3.25in").save("overlay.pdf").name
+        'overlay.pdf'
     """
+    look = look_with(look, options)
+    style = page_style(look)
     shown = tuple(methods or explanation.methods)
-    base = BaseImage.of(explanation, index, photo)
-    width = _OVERLAY_ALONE if len(shown) == 1 else _OVERLAY_AMONG_OTHERS
-    pixels = max(width, min(base.photo.width, _OVERLAY_MOST_PIXELS))
-    if pixels != base.photo.width:
-        base = base.fitted(pixels, 3 * pixels)
-    slimmer = min(1, 1.2 * base.photo.width / base.photo.height)  # tall photos fit on a screen too
-    width = max(1, round(width * slimmer))
-    height = width * base.photo.height / base.photo.width
-    title_lines = max(len(wrap(method, font(15, bold=True), width, lines=3)) for method in shown)
-    titles = title_lines * line_height(font(15, bold=True)) + 4
-    caption = line_height(font(15)) + 6
-    row = caption + height + 8 + _BAR + GAP
-    across = len(shown) * width + (len(shown) - 1) * GAP
-    canvas = Canvas(
-        2 * MARGIN + across,
-        2 * MARGIN + titles + explanation.classes_per_image * row - GAP + note_height(base.note, across),
-        scale=base.photo.width / width,
+    columns = min(look.columns or len(shown), len(shown))
+    tile = style.tile(_OVERLAY_ALONE if len(shown) == 1 else _OVERLAY_AMONG_OTHERS, columns)
+    base = prepare(BaseImage.of(explanation, index, photo), look, style, tile)
+    targets = range(explanation.classes_per_image)
+    painter = _painter(explanation, index, shown, look, style, tile)
+    rows = [
+        Row([_map_tile(painter, explanation, method, (index, target), base) for method in shown],
+            label=class_caption(explanation, index, target))
+        for target in targets
+    ]  # fmt: skip
+    return tiled(
+        rows,
+        tile=tile,
+        headings=look.labelled(shown),
+        legend=painter.legend(),
+        columns=columns,
+        note=_joined(painter.note(), base.note),
+        style=style,
+        scale=own_pixels(base, tile, look),
     )
-    for column, method in enumerate(shown):
-        left = MARGIN + column * (width + GAP)
-        canvas.write(left, MARGIN, method, width=width, bold=True, lines=3)
-        for target in range(explanation.classes_per_image):
-            top = MARGIN + titles + target * row
-            if column == 0:
-                canvas.write(left, top, class_caption(explanation, index, target), width=canvas.width - 2 * MARGIN)
-            scores = explanation.scores_of(method, index, target)
-            signed = explanation.signed[method]
-            grid = explanation.grid_of(method)
-            picture = map_picture(scores, grid, base, signed=signed, look=look, scale=canvas.scale)
-            canvas.picture(left, top + caption, width, height, picture)
-            if explanation.shows(method, index, target):
-                marks = bar_marks(scores, signed=signed)
-                canvas.bar(left, top + caption + height + 8, width, signed=signed, marks=marks)
-    write_note(canvas, base.note)
-    return canvas
+
+
+def _painter(
+    explanation: Explanation, index: int, methods: Sequence[str], look: Look, style: PageStyle, tile: float
+) -> MapPainter:
+    maps = (
+        (explanation.scores_of(method, index, target), explanation.signed[method])
+        for method in methods
+        for target in range(explanation.classes_per_image)
+    )
+    return MapPainter(look, style, tile, maps)
+
+
+def _map_tile(
+    painter: MapPainter, explanation: Explanation, method: str, position: tuple[int, int], base: BaseImage
+) -> Tile:
+    scores, grid = explanation.scores_of(method, *position), explanation.grid_of(method)
+    return painter.map_tile(scores, grid, base, signed=explanation.signed[method])
+
+
+def _joined(*sentences: str) -> str:
+    return " ".join(dict.fromkeys(sentence for sentence in sentences if sentence))
 
 
 @dataclass(frozen=True)
@@ -119,6 +116,7 @@ class Shown:
         explanation: Its explanation.
         index: Which image of the batch.
         photo: The photo before preprocessing, if available.
+        mask: Regions whose outline is drawn, see ``Look``.
 
     Examples:
         >>> from vitreous.pictures import Shown, comparison_figure
@@ -128,6 +126,7 @@ class Shown:
     explanation: Explanation
     index: int = 0
     photo: Photo | None = None
+    mask: Any = None
 
 
 @register_figure(Explanation, "comparison")
@@ -147,7 +146,8 @@ def comparison_figure(
     *,
     methods: Sequence[str] | None = None,
     look: Look | None = None,
-    tile: int = _COMPARISON_TILE,
+    tile: float = _COMPARISON_TILE,
+    **options: Unpack[FigureOptions],
 ) -> Canvas:
     """Draw methods side by side, one row per image and explained class.
 
@@ -156,32 +156,56 @@ def comparison_figure(
     Args:
         shown: The images with their explanations.
         methods: The methods to show, in this order; all by default.
-        look: How maps are drawn.
-        tile: Width of a column.
+        look: How it is drawn.
+        tile: Width of a column where the page has no given width, in units of 1/100 inch.
+        **options: Fields of ``Look`` to change.
 
     Examples:
         >>> from vitreous.pictures import Shown, comparison_figure
-        >>> comparison_figure([Shown(explanation)], methods=["gae", "rollout"]).save("comparison.svg").name
-        'comparison.svg'
+        >>> comparison_figure([Shown(explanation)], methods=["gae", "rollout"], width="6.9in").save("maps.svg").name
+        'maps.svg'
     """
     if not shown:
         raise InputError("there is nothing to compare: no photo was given")
-    columns = tuple(methods or shown[0].explanation.methods)
-    bases = [BaseImage.of(one.explanation, one.index, one.photo) for one in shown]
-    rows = [
-        _comparison_row(one, target, columns, _fitted(base, tile), look)
-        for one, base in zip(shown, bases, strict=True)
+    look = look_with(look, options)
+    style = page_style(look)
+    methods = tuple(methods or shown[0].explanation.methods)
+    columns = min(look.columns or len(methods) + 1, len(methods) + 1)
+    tile = style.tile(tile, columns)
+    maps = (
+        (one.explanation.scores_of(method, one.index, target), one.explanation.signed[method])
+        for one in shown
+        for method in methods
         for target in range(one.explanation.classes_per_image)
-    ]
-    legend = sorted({shown[0].explanation.signed[method] for method in columns})
-    note = " ".join(dict.fromkeys(base.note for base in bases if base.note))
-    return tiled(rows, tile=tile, headings=(bases[0].name, *columns), legend=legend, note=note)
+    )
+    painter = MapPainter(look, style, tile, maps)
+    rows, bases = [], []
+    for one in shown:
+        own = look if one.mask is None else replace(look, mask=one.mask)
+        base = prepare(BaseImage.of(one.explanation, one.index, one.photo), own, style, tile)
+        bases.append(base)
+        for target in range(one.explanation.classes_per_image):
+            drawn = [_map_tile(painter, one.explanation, method, (one.index, target), base) for method in methods]
+            caption = class_caption(one.explanation, one.index, target)
+            rows.append(Row([Tile(_plain(base), caption), *drawn]))
+    return tiled(
+        rows,
+        tile=tile,
+        headings=(bases[0].name, *look.labelled(methods)),
+        legend=painter.legend(),
+        columns=columns,
+        note=_joined(painter.note(), *(base.note for base in bases)),
+        style=style,
+    )
 
 
-def _comparison_row(one: Shown, target: int, methods: Sequence[str], base: BaseImage, look: Look | None) -> Row:
-    explanation = one.explanation
-    maps = [map_tile(explanation, method, (one.index, target), base, look) for method in methods]
-    return Row([Tile(base.photo, class_caption(explanation, one.index, target)), *maps])
+def _plain(base: BaseImage) -> Image.Image:
+    """The photo without a map: with the outline of its mask, and dimmed where the model saw nothing."""
+    if base.cropped() is base:
+        return base.outlined(base.photo)
+    page, rows, columns = base.dimmed(), base.frame.rows, base.frame.columns
+    page.paste(base.cropped().photo, (columns.start, rows.start))
+    return base.outlined(page)
 
 
 @register_figure(Explanation, "classes")
@@ -192,19 +216,22 @@ def classes_figure(
     methods: Sequence[str] | None = None,
     photo: Photo | None = None,
     look: Look | None = None,
-    tile: int = _CLASSES_TILE,
+    tile: float = _CLASSES_TILE,
+    **options: Unpack[FigureOptions],
 ) -> Canvas:
-    """Draw the maps of one image for several classes, one column per class and one row per method.
+    """Draw the maps of one image for several classes or other targets, one column each and one row per method.
 
-    A map with NaN or infinity becomes a placeholder that says so.
+    A contrast is drawn by the targets ``[[a, b, Contrast(a, b)]]``, prompts by several ``Prompt``. A map with NaN or
+    infinity becomes a placeholder that says so.
 
     Args:
         explanation: An explanation of several targets.
         index: Which image of the batch.
         methods: The methods to show, in this order; all by default.
         photo: The photo before preprocessing; by default the image as the model saw it.
-        look: How maps are drawn.
-        tile: Width of a column.
+        look: How it is drawn.
+        tile: Width of a column where the page has no given width, in units of 1/100 inch.
+        **options: Fields of ``Look`` to change.
 
     Examples:
         >>> import vitreous
@@ -212,16 +239,87 @@ def classes_figure(
         >>> both = vitreous.explain(model, "demo.jpg", "gae", topk=2)
         >>> canvas = classes_figure(both, photo="demo.jpg")
     """
+    look = look_with(look, options)
+    style = page_style(look)
     shown = tuple(methods or explanation.methods)
-    base = _fitted(BaseImage.of(explanation, index, photo), tile)
     targets = range(explanation.classes_per_image)
+    columns = min(look.columns or len(targets) + 1, len(targets) + 1)
+    tile = style.tile(tile, columns)
+    base = prepare(BaseImage.of(explanation, index, photo), look, style, tile)
+    painter = _painter(explanation, index, shown, look, style, tile)
     rows = []
-    for method in shown:
-        maps = [map_tile(explanation, method, (index, target), base, look) for target in targets]
-        rows.append(Row([Tile(base.photo), *maps], label=method))
+    for method, label in zip(shown, look.labelled(shown), strict=True):
+        drawn = [_map_tile(painter, explanation, method, (index, target), base) for target in targets]
+        rows.append(Row([Tile(_plain(base)), *drawn], label=label))
     headings = (base.name, *(class_caption(explanation, index, target) for target in targets))
-    legend = sorted({explanation.signed[method] for method in shown})
-    return tiled(rows, tile=tile, headings=headings, legend=legend, note=base.note)
+    return tiled(
+        rows,
+        tile=tile,
+        headings=headings,
+        legend=painter.legend(),
+        columns=columns,
+        note=_joined(painter.note(), base.note),
+        style=style,
+    )
+
+
+def similar_figure(
+    found: SimilarImages,
+    query: Photo,
+    *,
+    methods: Sequence[str] | None = None,
+    look: Look | None = None,
+    tile: float = _COMPARISON_TILE,
+    **options: Unpack[FigureOptions],
+) -> Canvas:
+    """Draw why an image is similar to others: maps on both sides, one row per method and neighbour.
+
+    Args:
+        found: What ``vitreous.similar`` returns.
+        query: The photo whose neighbours they are.
+        methods: The methods to show, in this order; all by default.
+        look: How it is drawn.
+        tile: Width of a column where the page has no given width, in units of 1/100 inch.
+        **options: Fields of ``Look`` to change.
+
+    Examples:
+        >>> import vitreous
+        >>> from vitreous.pictures import similar_figure
+        >>> found = vitreous.similar(model, "demo.jpg", ".", "gae", k=1)
+        >>> canvas = similar_figure(found, "demo.jpg", width="6.9in")
+    """
+    look = look_with(look, options)
+    style = page_style(look)
+    shown = tuple(methods or found.query.methods)
+    across = 2 + 2 * len(shown)
+    columns = min(look.columns or across, across)
+    tile = style.tile(tile, columns)
+    first = prepare(BaseImage.of(found.query, 0, query), look, style, tile)
+    maps = (
+        (explanation.scores_of(method, *place), explanation.signed[method])
+        for method in shown
+        for number in range(len(found.files))
+        for explanation, place in ((found.query, (0, number)), (found.neighbours, (number, 0)))
+    )
+    painter = MapPainter(look, style, tile, maps)
+    rows = []
+    for number, (file, similarity) in enumerate(zip(found.files, found.similarities, strict=True)):
+        second = prepare(BaseImage.of(found.neighbours, number, file), look, style, tile)
+        here = [_map_tile(painter, found.query, method, (0, number), first) for method in shown]
+        there = [_map_tile(painter, found.neighbours, method, (number, 0), second) for method in shown]
+        rows.append(
+            Row([Tile(_plain(first)), *here, Tile(_plain(second), f"{file.name} · cosine {similarity:.2f}"), *there])
+        )
+    names = look.labelled(shown)
+    return tiled(
+        rows,
+        tile=tile,
+        headings=("image", *names, "similar image", *names),
+        legend=painter.legend(),
+        columns=columns,
+        note=painter.note().replace("the class", "the similarity"),
+        style=style,
+    )
 
 
 def strips_figure(
@@ -229,19 +327,22 @@ def strips_figure(
     *,
     photo: Photo | None = None,
     look: Look | None = None,
-    tile: int = _STRIP_TILE,
-    columns: int = _STRIP_COLUMNS,
+    tile: float = STRIP_TILE,
+    columns: int | None = None,
+    **options: Unpack[FigureOptions],
 ) -> Canvas:
     """Draw strips of one image below each other: maps that differ in depth, head or start layer.
 
-    A map with NaN or infinity becomes a placeholder that says so.
+    Maps of one sum, such as heads, share a scale in their strip unless ``shared_scale`` is ``False``. A map with NaN or
+    infinity becomes a placeholder that says so.
 
     Args:
         strips: The strips to draw, see ``depth_strip``, ``heads_strip`` and ``start_layer_strip``.
         photo: The photo before preprocessing; by default the image as the model saw it.
-        look: How maps are drawn.
-        tile: Width of a map.
+        look: How it is drawn.
+        tile: Width of a map where the page has no given width, in units of 1/100 inch.
         columns: How many maps fit side by side before a strip continues below.
+        **options: Fields of ``Look`` to change.
 
     Examples:
         >>> from vitreous.pictures import depth_strip, strips_figure
@@ -250,21 +351,31 @@ def strips_figure(
     """
     if not strips:
         raise InputError("there is no strip to draw")
-    base = _fitted(BaseImage.of(strips[0].explanation, 0, photo), tile)
-    rows = [_strip_row(strip, base, look) for strip in strips]
-    shared = any(strip.shared for strip in strips)
-    note = "All maps of a row share one scale." if shared else "Every map is scaled by itself."
-    note = f"{note} {base.note}".strip()
-    return tiled(rows, tile=tile, legend=sorted({strip.signed for strip in strips}), columns=columns, note=note)
-
-
-def _strip_row(strip: Strip, base: BaseImage, look: Look | None) -> Row:
-    grid = strip.explanation.grid
-    maps = [
-        Tile(map_picture(scores, grid, base, signed=strip.signed, look=look, span=strip.span), caption)
-        for scores, caption in zip(strip.maps, strip.captions, strict=True)
-    ]
-    return Row([Tile(base.photo, class_caption(strip.explanation)), *maps], label=strip.method)
+    look = look_with(look, options)
+    style = page_style(look)
+    narrow = style.inner is not None and style.inner < NARROW
+    columns = look.columns or columns or (NARROW_STRIP_COLUMNS if narrow else _STRIP_COLUMNS)
+    columns = min(columns, 1 + max(len(strip.maps) for strip in strips))
+    tile = style.tile(tile, columns)
+    base = prepare(BaseImage.of(strips[0].explanation, 0, photo), look, style, tile)
+    rows, legend, notes = [], [], []
+    together = len(strips) == 1 or look.shared_scale is True
+    for strip, label in zip(strips, look.labelled([strip.method for strip in strips]), strict=True):
+        maps = strip.maps if look.shared_scale is not True else [one for each in strips for one in each.maps]
+        painter = MapPainter(
+            look, style, tile, ((one, strip.signed) for one in maps), shared=strip.shared, bars=not together
+        )
+        grid = strip.explanation.grid
+        drawn = [
+            painter.map_tile(scores, grid, base, signed=strip.signed, caption=caption)
+            for scores, caption in zip(strip.maps, strip.captions, strict=True)
+        ]
+        legend = painter.legend() or legend
+        notes.append(painter.note())
+        rows.append(Row([Tile(_plain(base), class_caption(strip.explanation)), *drawn], label=label))
+    shared = any(strip.shared for strip in strips) and look.shared_scale is not False
+    note = "All maps of a row share one scale." if (shared or look.shared_scale) and style.notes else ""
+    return tiled(rows, tile=tile, columns=columns, legend=legend, note=_joined(note, *notes, base.note), style=style)
 
 
 def transformation_figure(
@@ -272,7 +383,8 @@ def transformation_figure(
     *,
     photo: Photo | None = None,
     look: Look | None = None,
-    tile: int = _TRANSFORMATION_TILE,
+    tile: float = _TRANSFORMATION_TILE,
+    **options: Unpack[FigureOptions],
 ) -> Canvas:
     """Draw what a block does to its tokens, as TokenTM measures it: attention, length, direction, and their product.
 
@@ -281,39 +393,36 @@ def transformation_figure(
     Args:
         transformation: What to draw, see ``token_transformation``.
         photo: The photo before preprocessing; by default the image as the model saw it.
-        look: How maps are drawn.
-        tile: Width of a map.
+        look: How it is drawn.
+        tile: Width of a map where the page has no given width, in units of 1/100 inch.
+        **options: Fields of ``Look`` to change.
 
     Examples:
         >>> from vitreous.pictures import token_transformation, transformation_figure
         >>> canvas = transformation_figure(token_transformation(model, "demo.jpg", block=1), photo="demo.jpg")
     """
+    look = look_with(look, options)
+    style = page_style(look)
     explanation = transformation.explanation
-    base = _fitted(BaseImage.of(explanation, 0, photo), tile)
-    wide, height = fit(base.photo, tile)
     panels = _panels(transformation)
-    title, heading = line_height(font(18, bold=True)) + 6, line_height(font(15, bold=True)) + 2
-    texts = [class_caption(explanation), *(meaning for _, meaning, _ in panels)]
-    about = max(len(wrap(text, font(12), tile, lines=3)) for text in texts) * line_height(font(12)) + 6
-    width = 2 * MARGIN + 5 * tile + 4 * GAP
-    below = note_height(base.note, width - 2 * MARGIN)
-    canvas = Canvas(width, 2 * MARGIN + title + heading + about + height + 8 + _BAR + below)
-    block = f"Block {transformation.block}, mean over heads"
-    canvas.write(MARGIN, MARGIN, block, width=width - 2 * MARGIN, size=18, bold=True)
-    top = MARGIN + title
-    canvas.write(MARGIN, top, base.name, width=tile, bold=True)
-    canvas.write(MARGIN, top + heading, class_caption(explanation), width=tile, size=12, ink=FAINT, lines=3)
-    pictures = top + heading + about
-    canvas.picture(MARGIN, pictures, wide, height, base.photo)
-    for number, (name, meaning, values) in enumerate(panels, start=1):
-        left = MARGIN + number * (tile + GAP)
-        canvas.write(left, top, name, width=tile, bold=True)
-        canvas.write(left, top + heading, meaning, width=tile, size=12, ink=FAINT, lines=3)
-        picture = base.lay(values, explanation.grid, signed=False, look=look)
-        canvas.picture(left, pictures, wide, height, picture)
-        canvas.bar(left, pictures + height + 8, tile, signed=False, marks=bar_marks(values, signed=False))
-    write_note(canvas, base.note)
-    return canvas
+    columns = min(look.columns or len(panels) + 1, len(panels) + 1)
+    tile = style.tile(tile, columns)
+    base = prepare(BaseImage.of(explanation, 0, photo), look, style, tile)
+    # Length and direction vary around a value far from zero.
+    stretched = MapPainter(replace(look, from_zero=False), style, tile)
+    tiles = [
+        stretched.map_tile(values, explanation.grid, base, signed=False, caption=meaning)
+        for _, meaning, values in panels
+    ]
+    return tiled(
+        [Row([Tile(_plain(base), class_caption(explanation)), *tiles])],
+        tile=tile,
+        headings=(base.name, *look.labelled([name for name, _, _ in panels])),
+        columns=columns,
+        note=base.note,
+        title=f"Block {transformation.block}, mean over heads",
+        style=style,
+    )
 
 
 def _panels(transformation: Transformation) -> tuple[tuple[str, str, Tensor], ...]:
@@ -323,91 +432,3 @@ def _panels(transformation: Transformation) -> tuple[tuple[str, str, Tensor], ..
         ("direction", "alignment of the two, 1 on average: NECC", transformation.direction),
         ("combined", "contribution of the patch: A · L · NECC", transformation.combined),
     )
-
-
-def _fitted(base: BaseImage, tile: int) -> BaseImage:
-    return base.fitted(tile * SHARPNESS, tile * SHARPNESS * 4 // 3)
-
-
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart; lines differ by dashes as well.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1a1a1a")
-_DASHES = ("-", "--", "-.", ":")
-_CHART_WIDTH = 400
-_CHART_HEIGHT = 270
-_CHART_LEFT = 52
-_CHART_GAP = 62
-_CHART_TITLE = 30
-_CHART_BELOW = 52
-_SWATCH = 34
-_BETTER = {"deletion": "low", "insertion": "high"}
-
-
-def curves_figure(curves: Sequence[Curves], *, caption: str = "", what: str = "patches") -> Canvas:
-    """Draw deletion curves on the left and insertion curves on the right, with the areas under them.
-
-    Args:
-        curves: One for each method, see ``perturbation_curves``.
-        caption: The class whose probability they follow.
-        what: What is deleted and inserted: patches or pixels.
-
-    Examples:
-        >>> from vitreous.pictures import curves_figure, perturbation_curves
-        >>> curves = perturbation_curves(model, "demo.jpg", explanation, steps=2)
-        >>> curves_figure(curves, caption=explanation.label()).save("curves.pdf").name
-        'curves.pdf'
-    """
-    if not curves:
-        raise InputError("there is no curve to draw")
-    inner = _CHART_LEFT + 2 * _CHART_WIDTH + _CHART_GAP
-    names = inner - _SWATCH - 240
-    entries = [wrap(one.method, font(13), names, lines=2) for one in curves]
-    heading = line_height(font(18, bold=True)) + 8 if caption else 0
-    legend = sum(len(lines) for lines in entries) * line_height(font(13)) + line_height(font(13)) + 6
-    height = 2 * MARGIN + heading + _CHART_TITLE + _CHART_HEIGHT + _CHART_BELOW + legend
-    canvas = Canvas(2 * MARGIN + inner, height)
-    if caption:
-        canvas.write(MARGIN, MARGIN, caption, width=inner, size=18, bold=True)
-    top = MARGIN + heading
-    for number, kind in enumerate(("deletion", "insertion")):
-        left = MARGIN + _CHART_LEFT + number * (_CHART_WIDTH + _CHART_GAP)
-        canvas.write(left, top, f"{kind}: {_BETTER[kind]} is better", width=_CHART_WIDTH, bold=True)
-        axes = canvas.axes(left, top + _CHART_TITLE, _CHART_WIDTH, _CHART_HEIGHT)
-        for position, one in enumerate(curves):
-            values = one.deletion if kind == "deletion" else one.insertion
-            colour, dash = line_style(position, _COLOURS, _DASHES)
-            axes.plot(100 * one.fractions, 100 * values, dash, color=colour, linewidth=2)
-        _style_axes(axes, f"{what} {'deleted' if kind == 'deletion' else 'inserted'}, most relevant first (%)")
-    _chart_legend(canvas, curves, top + _CHART_TITLE + _CHART_HEIGHT + _CHART_BELOW, names)
-    return canvas
-
-
-def _style_axes(axes: Axes, below: str) -> None:
-    axes.set_xlim(0, 100)
-    axes.set_ylim(0, 102)
-    axes.set_xlabel(below, fontproperties=font_properties(13), color=INK)
-    axes.set_ylabel("probability of the class (%)", fontproperties=font_properties(13), color=INK)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(color="#e0e0e0", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        label.set_fontproperties(font_properties(12))
-
-
-def _chart_legend(canvas: Canvas, curves: Sequence[Curves], top: float, names: int) -> None:
-    """Draw one line per method: a sample of its curve, its name and its areas."""
-    right = MARGIN + _SWATCH + names
-    step = line_height(font(13))
-    canvas.write(MARGIN + _SWATCH, top, "area under the curve", width=names, size=12, ink=FAINT)
-    for column, kind in enumerate(("deletion", "insertion")):
-        canvas.write(right + 120 * column, top, kind, width=110, size=12, ink=FAINT, align="right")
-    top += step
-    for number, one in enumerate(curves):
-        colour, dash = line_style(number, _COLOURS, _DASHES)
-        axes = canvas.axes(MARGIN, top + 2, _SWATCH - 8, step - 4)
-        axes.set_axis_off()
-        axes.plot([0, 1], [0, 0], dash, color=colour, linewidth=2)
-        used = canvas.write(MARGIN + _SWATCH, top, one.method, width=names, size=13, lines=2)
-        for column, value in enumerate((one.deletion_area, one.insertion_area)):
-            canvas.write(right + 120 * column, top, f"{100 * value:.1f}", width=110, size=13, align="right")
-        top += used

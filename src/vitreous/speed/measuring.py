@@ -6,6 +6,7 @@ Each job runs once before it is timed, to get its map, its number of passes and 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -284,6 +285,7 @@ def _completed(entry: _Entry, seconds: Mapping[str, list[float]]) -> SpeedRow:
     return replace(
         entry.row,
         **medians,
+        milliseconds=1000 * statistics.median(ours),
         ratio_peak_memory=entry.probe.memory,
         passes=str(entry.probe.passes),
         limit=entry.limit.name,

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitreous._utils.storage import write_text
 from vitreous.evaluation.runner.prepare_run import expand_methods
-from vitreous.explanation.provenance import collect_provenance
+from vitreous.explanation.folder import collect_provenance
 from vitreous.models import load_model
 from vitreous.speed.measuring import SPEED_METHODS, measure_speed
 from vitreous.speed.peers import find_peers, usual_spellings

@@ -47,6 +47,7 @@ class SpeedRow:
         agreement: of the peer's map with ours.
         spread: 25th and 75th percentile over the repetitions, by name of a ratio of times.
         reason: why there are no numbers.
+        milliseconds: median time of the whole batch, on this machine.
 
     Examples:
         >>> from vitreous.speed import SpeedRow
@@ -66,6 +67,7 @@ class SpeedRow:
     agreement: Agreement | None = None
     spread: dict[str, tuple[float, float]] = field(default_factory=dict)
     reason: str | None = None
+    milliseconds: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the row as JSON values, rounded to four digits."""

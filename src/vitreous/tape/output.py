@@ -18,7 +18,7 @@ from vitreous.errors import InputError, TargetError
 from vitreous.inputs import outputs
 from vitreous.inputs.outputs import OutputActivation, OutputPart, find_part, likelihood_slope, likelihoods
 from vitreous.inputs.target import OriginalRun, Target, score_of
-from vitreous.inputs.target_objects import Class
+from vitreous.inputs.target_objects import Class, Probability
 
 Quantity = Literal["probability", "logit", "log_probability"]
 
@@ -73,6 +73,11 @@ class OutputReader:
         """Whether targets, (batch,) columns, may read other tokens than all columns together do."""
         del target
         return False
+
+    def at_class_scores(self, columns: Tensor, gradient: Tensor) -> Tensor:
+        """A gradient at the columns with that of probabilities moved to the class scores which they are made of."""
+        del columns
+        return gradient
 
     def check_differentiable(self, target: Tensor) -> None:
         """Raise unless all targets, (batch,) columns, have a gradient; class scores are checked elsewhere."""
@@ -180,6 +185,21 @@ class TargetReader(OutputReader):
             return False
         others = [found.targets[number - found.classes] for number in numbers if number >= found.classes]
         return any(not target.reads_classes for target in others)
+
+    def at_class_scores(self, columns: Tensor, gradient: Tensor) -> Tensor:
+        """The same gradient, of which nothing is left at probabilities.
+
+        That of a probability near 1 is smaller than float16 can hold. At the class scores it is known in float32,
+        before it enters the graph of a model in half precision, and can be scaled.
+        """
+        classes, moved = self.found.classes, gradient.clone()
+        logits = at_least_float32(columns[:, :classes].detach())
+        for column, target in enumerate(self.found.targets, classes):
+            if isinstance(target, Probability):
+                chosen = torch.full((len(logits),), int(target.index or 0), device=logits.device)
+                moved[:, :classes] += gradient[:, column, None] * likelihood_slope(logits, chosen, target.scale)
+                moved[:, column] = 0
+        return moved
 
     def check_differentiable(self, target: Tensor) -> None:
         """Raise unless all targets have a gradient."""

@@ -272,7 +272,9 @@ class Tape:
         recorder.active_rule.rule = RULES[backward.rule]
         targets = self._reader.targets_in(self.logits)
         start = output_gradient(self.logits, target, backward.objective, self.architecture.scale, targets)
-        size = start.abs().amax(dim=1) if any(source.dtype in HALF for source in sources) else None
+        half = any(source.dtype in HALF for source in sources)
+        start = self._reader.at_class_scores(self.logits, start) if half else start
+        size = start.abs().amax(dim=1) if half else None
         if size is not None:
             # Half precision rounds the small gradient of a probability near 1 to nothing. Images do not mix and every
             # rule is linear in the gradient, so each image's is carried at size 1 and scaled when it has arrived.
@@ -449,7 +451,16 @@ def record(
         except OtherRunError:
             # A model may go another way with these inputs than with the two that were traced: trace these.
             architecture = find_architecture(model, inputs, architecture.chosen, again=True)
-            recorder, output = _record_run(model, architecture, inputs, plan)
+            try:
+                recorder, output = _record_run(model, architecture, inputs, plan)
+            except OtherRunError:
+                if plan.intervention.stream is None:
+                    raise
+                raise UnsupportedModelError(
+                    f"{architecture.name} cannot run again from block {plan.intervention.layer} on with other tokens: "
+                    "its output also reads earlier blocks (as that of a dense head does), which keep the tokens of the "
+                    "image"
+                ) from None
         except _OtherBatchError:
             # A head that counts its pictures (to lay out a grid, perhaps) gets as many of them as of other streams.
             assert plan.intervention.stream is not None

@@ -13,14 +13,15 @@ from vitreous._utils.defaults import DEFAULT_METHODS
 from vitreous._utils.messages import warn_caller
 from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import find_recipes, run_allowed
-from vitreous.api.run_methods import run_in_portions, run_methods
+from vitreous.api.run_methods import concatenate_results, run_in_portions, run_methods, run_target_objects
 from vitreous.api.runs import RawResult, RunSettings
 from vitreous.architecture.evaluation_copy import run_in_evaluation
-from vitreous.errors import InputError
-from vitreous.explanation.provenance import collect_provenance
+from vitreous.errors import InputError, TargetError
+from vitreous.explanation.folder import collect_provenance
 from vitreous.inputs.outputs import OutputActivation, check_outputs
-from vitreous.inputs.target import class_indices
-from vitreous.inputs.targets import AnyTarget, Targets, find_targets, part_of
+from vitreous.inputs.target import OriginalRun, Target, TargetContext, class_indices
+from vitreous.inputs.target_objects import parse_targets
+from vitreous.inputs.targets import AnyTarget, TargetObjects, Targets, find_objects, find_targets, part_of
 from vitreous.inputs.texts import Reader, TokenizedText
 from vitreous.methods.spelling import Recipe
 from vitreous.models.hf_models import class_names_of
@@ -54,7 +55,9 @@ def explain_text(
         methods: method spellings, ``name[.aggregation...][:option=value,...]``, as for images. ``None`` for tokentm,
             gradtoken and decompx.skipplus; those that the model does not support are omitted with a warning.
         target: the class to explain: ``None`` for the predicted one, one for all texts, one per text ``(batch,)``, or
-            several per text ``(batch, k)``; by index, or by name if the class names are known.
+            several per text ``(batch, k)``; by index, or by name if the class names are known. Or what else is
+            explained: a contrast ``"positive vs negative"`` or any target of ``vitreous.targets`` that reads the output
+            of the model.
         topk: instead of ``target``, the k most likely classes of each text.
         outputs: what the model outputs, as in ``explain``: ``logits``, ``probabilities``, ``sigmoid`` or ``value``;
             ``None`` to read the configuration. Probabilities are detected, with a warning.
@@ -76,16 +79,34 @@ def explain_text(
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
     check_outputs(outputs)
     loaded = with_outputs(find_text_model(model), outputs)
-    classes = class_indices(target, lambda: loaded.class_names)
-    read = [_fitted(loaded.reader, text, number, windows=windows) for number, text in enumerate(several_texts(texts))]
-    return explain_pieces(loaded, read, recipes, classes, topk, optional=methods is None, windows=windows)
+    given = several_texts(texts)
+    wanted = _find_wanted(loaded, target, topk, len(given))
+    read = [_fitted(loaded.reader, text, number, windows=windows) for number, text in enumerate(given)]
+    return explain_pieces(loaded, read, recipes, wanted, topk, optional=methods is None, windows=windows)
+
+
+def _find_wanted(loaded: LoadedTextModel, target: Any, topk: int | None, texts: int) -> AnyTarget | TargetObjects:
+    """The classes or prepared targets that are explained."""
+    target = parse_targets(target, lambda: loaded.class_names)
+    objects = find_objects(target, texts, "text")
+    if objects is None:
+        return class_indices(target, lambda: loaded.class_names)
+    if topk is not None:
+        raise TargetError("give a target or topk, not both")
+    if objects.module(loaded.model) is not loaded.model:
+        raise TargetError("a prompt is compared with an image, not with a text")
+
+    def refuse(_picture: Any) -> Any:
+        raise TargetError("a text classifier does not embed pictures: give an embedding as the reference")
+
+    return objects.prepared(TargetContext(loaded, loaded.model, torch.empty(0), lambda: loaded.class_names, refuse))
 
 
 def explain_pieces(
     loaded: LoadedTextModel,
     read: Sequence[TokenizedText],
     recipes: list[Recipe],
-    target: AnyTarget,
+    target: AnyTarget | TargetObjects,
     topk: int | None = None,
     *,
     optional: bool = False,
@@ -95,18 +116,22 @@ def explain_pieces(
     recipes, (found, family, scale), left_out = run_allowed(
         lambda tried: explain_read(loaded, read, tried, target, topk), recipes, optional=optional
     )
+    objects = tuple(dict.fromkeys(each for result in found for each in result.objects))
+    values = [result.values for result in found if result.values is not None]
     return TextExplanation(
         texts=tuple(text.text for text in read),
         pieces=tuple(text.pieces for text in read),
         words=tuple(text.words for text in read),
         scores={recipe.spelling: tuple(result.scores[recipe.spelling] for result in found) for recipe in recipes},
-        target=torch.stack([result.target for result in found]),
+        target=torch.stack([result.numbered(objects) for result in found]),
         logits=torch.stack([result.logits for result in found]),
         signed={recipe.spelling: recipe.signed for recipe in recipes},
         class_names=loaded.class_names,
         provenance=_provenance(loaded, recipes, family, **provenance),
         scale=scale,
         left_out=left_out,
+        targets=objects,
+        target_values=torch.stack(values) if values else None,
     )
 
 
@@ -118,18 +143,30 @@ class Result:
         logits: the model's output, (classes,).
         target: the explained classes, () or (k,).
         scores: scores of the word pieces by method spelling, (pieces,) or (k, pieces).
+        objects: the targets of its batch that are not classes; in ``target`` they follow the classes in this order.
+        values: the number explained of each target, in the shape of ``target``, where targets are objects.
     """
 
     logits: Tensor
     target: Tensor
     scores: dict[str, Tensor]
+    objects: tuple[Target, ...] = ()
+    values: Tensor | None = None
+
+    def numbered(self, objects: Sequence[Target]) -> Tensor:
+        """The explained targets, by the numbers that objects have among those of all texts."""
+        if not self.objects:
+            return self.target
+        classes = len(self.logits)
+        numbers = [*range(classes), *(classes + objects.index(each) for each in self.objects)]
+        return torch.tensor(numbers, device=self.target.device)[self.target]
 
 
 def explain_read(
     loaded: LoadedTextModel,
     read: Sequence[TokenizedText],
     recipes: list[Recipe],
-    target: AnyTarget,
+    target: AnyTarget | TargetObjects,
     topk: int | None = None,
 ) -> tuple[list[Result], str, OutputActivation | None]:
     """Explain tokenized texts; also return the model's family and what its outputs are.
@@ -144,22 +181,26 @@ def _explain_read(
     loaded: LoadedTextModel,
     read: Sequence[TokenizedText],
     recipes: list[Recipe],
-    target: AnyTarget,
+    target: AnyTarget | TargetObjects,
     topk: int | None,
 ) -> tuple[list[Result], str, OutputActivation | None]:
     """Run ``explain_read`` on the network in evaluation mode."""
     results: list[Result | None] = [None] * len(read)
     family, reader, outputs = "", loaded.reader, loaded.outputs
     for batch in _batches(reader, read):
-        batch_target = part_of(target, batch.texts, len(read))
-        raw = _run(
-            network,
-            reader,
-            batch,
-            recipes,
-            lambda logits: batch.targets(logits, batch_target, topk),  # noqa: B023 - called at once
-            outputs,
-        )
+        if isinstance(target, TargetObjects):
+            objects = target._replace(rows=[target.rows[number] for number in batch.texts])
+            raw = _run_objects(network, reader, batch, recipes, objects, outputs)
+        else:
+            batch_target = part_of(target, batch.texts, len(read))
+            raw = _run(
+                network,
+                reader,
+                batch,
+                recipes,
+                lambda logits: batch.targets(logits, batch_target, topk),  # noqa: B023 - called at once
+                outputs,
+            )
         family, outputs = raw.family, raw.scale
         for place, number in enumerate(batch.texts):
             results[number] = batch.result(reader, raw, place, read[number])
@@ -211,7 +252,9 @@ class _Batch:
                 total[..., inside] += reader.content_of(maps[window], len(self.rows[window]))
                 count[inside] += 1
             scores[spelling] = total / count
-        return Result(self.mean_logits(raw.logits)[place], raw.target[windows[0]], scores)
+        logits = self.mean_logits(raw.logits)[place]
+        values = None if raw.target_values is None else raw.target_values[windows].mean(dim=0)
+        return Result(logits, raw.target[windows[0]], scores, raw.objects, values)
 
 
 def _run(
@@ -233,6 +276,32 @@ def _run(
     windows = reader.inputs(batch.rows)
     targets = choose(ModelRunner(network, windows).logits(windows))
     return run_in_portions(network, windows, recipes, targets, portions, RunSettings(outputs=outputs))
+
+
+def _run_objects(
+    network: nn.Module,
+    reader: Reader,
+    batch: _Batch,
+    recipes: list[Recipe],
+    targets: TargetObjects,
+    outputs: OutputActivation | None,
+) -> RawResult:
+    """Run all methods on every window of a batch for targets that are objects.
+
+    What a target of a text in several windows depends on (the predicted class) is that of all its windows.
+    """
+    windows, settings = reader.inputs(batch.rows), RunSettings(outputs=outputs)
+    if len(batch.rows) > len(batch.texts):
+        logits = batch.mean_logits(ModelRunner(network, windows).logits(windows))
+        original = OriginalRun(logits, logits, outputs, (0, 0))
+        rows = [[each.resolve(original, text) for each in row] for text, row in enumerate(targets.rows)]
+        targets = targets._replace(rows=rows)
+
+    def run(rows: slice) -> RawResult:
+        some = targets._replace(rows=[targets.rows[owner] for owner in batch.owners[rows]])
+        return run_target_objects(network, windows[rows], recipes, some, settings)
+
+    return concatenate_results([run(rows) for rows in batch.portions])
 
 
 def _batches(reader: Reader, read: Sequence[TokenizedText]) -> Iterator[_Batch]:

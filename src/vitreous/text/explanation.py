@@ -13,6 +13,7 @@ from vitreous._utils.messages import errors_as
 from vitreous._utils.storage import StorageError, write_text
 from vitreous.explanation.prediction import ExplanationError, Predicted, check_predictions
 from vitreous.explanation.views import find_view
+from vitreous.inputs.target import restore_target, store_target
 from vitreous.inputs.texts import Piece, Word
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitreous.inputs.outputs import OutputActivation
+    from vitreous.inputs.target import Target
 
 By = Literal["max", "sum"]
 _FORMAT = "vitreous text explanation"
@@ -42,9 +44,12 @@ class TextExplanation(Predicted):
         logits: The model's output (batch, classes); the mean over windows for texts explained in windows.
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, if known.
-        provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.provenance``.
+        provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.folder``.
         scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None``: logits. ``outputs`` is the same by name.
         left_out: Default methods that the model does not support, and why.
+        targets: The targets explained that are not classes, see ``vitreous.targets``; in ``target`` they have the
+            numbers from the number of classes on.
+        target_values: The number explained of each target, in the shape of ``target``, when targets were objects.
 
     Examples:
         >>> import vitreous
@@ -68,6 +73,8 @@ class TextExplanation(Predicted):
     provenance: Mapping[str, Any] = field(default_factory=dict)
     scale: OutputActivation | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    targets: tuple[Target, ...] = ()
+    target_values: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_predictions(self)
@@ -146,6 +153,7 @@ class TextExplanation(Predicted):
             scores={method: scores[one] for method, scores in self.scores.items()},
             target=self.target[one],
             logits=self.logits[one],
+            target_values=None if self.target_values is None else self.target_values[one],
         )
 
     def html(self, *, by: By = "max") -> str:
@@ -215,7 +223,19 @@ def _as_json(explanation: TextExplanation) -> dict[str, Any]:
         "provenance": dict(explanation.provenance),
         "scale": explanation.scale,
         "left_out": dict(explanation.left_out),
+        **_targets_as_json(explanation),
     }
+
+
+def _targets_as_json(explanation: TextExplanation) -> dict[str, Any]:
+    """The targets that are not classes, and the numbers explained; nothing where there are none."""
+    if explanation.target_values is None:
+        return {}
+    stored = []
+    for target in explanation.targets:
+        fields, tensors = store_target(target)
+        stored.append({**fields, "values": {name: _numbers([tensor])[0] for name, tensor in tensors.items()}})
+    return {"targets": stored, "target_values": _numbers([explanation.target_values])[0]}
 
 
 def _numbers(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
@@ -241,4 +261,9 @@ def _from_json(stored: dict[str, Any]) -> dict[str, Any]:
         "provenance": stored["provenance"],
         "scale": stored.get("scale"),  # files of earlier versions have none of these
         "left_out": dict(stored.get("left_out", {})),
+        "targets": tuple(
+            restore_target(target, {name: _tensor(value) for name, value in target["values"].items()})
+            for target in stored.get("targets", ())
+        ),
+        "target_values": _tensor(stored["target_values"]) if "target_values" in stored else None,
     }

@@ -55,6 +55,10 @@ class Protocol:
         notes: What was decided where the paper leaves it open, one sentence each.
         mosaic: Photos stand in mosaics of different classes with so many cells in each direction, and the mask is the
             photo's own cell; None for photos as they are.
+        mosaic_classes: How many classes a mosaic shows, each in equally many cells, the mask being all cells of the
+            photo's class; None for as many as there are cells.
+        prompt: A text with {} for the name of a class: the model is a dual encoder, and its outputs are the scores of
+            the image with the prompts of all classes; None for a classifier.
     """
 
     name: str
@@ -68,6 +72,8 @@ class Protocol:
     start_layers: bool = False
     notes: tuple[str, ...] = ()
     mosaic: int | None = None
+    mosaic_classes: int | None = None
+    prompt: str | None = None
 
     @property
     def reads(self) -> Things:
@@ -105,6 +111,8 @@ class Protocol:
             "version": self.version,
             **({"resize": self.resize} if self.reads == "photos" else {"reads": "texts", "long texts": "cut"}),
             **({} if self.mosaic is None else {"mosaic": self.mosaic}),
+            **({} if self.mosaic_classes is None else {"mosaic_classes": self.mosaic_classes}),
+            **({} if self.prompt is None else {"prompt": self.prompt}),
             "methods": self.methods,
             "sweeps": [asdict(sweep) for sweep in self.sweeps],
             "start_layers": self.start_layers,

@@ -17,7 +17,8 @@ from vitreous.evaluation.tasks.faithfulness import (
     ShiftStability,
     SingleDeletion,
 )
-from vitreous.evaluation.tasks.patch_masking import InfluenceDeletion, InsertionDeletion
+from vitreous.evaluation.tasks.maps import KeepMaps
+from vitreous.evaluation.tasks.patch_masking import ContrastDropping, InfluenceDeletion, InsertionDeletion
 from vitreous.evaluation.tasks.pixel_masking import AreaBetweenCurves, ErasingAccuracy, ErasingProbability
 from vitreous.evaluation.tasks.sanity import Concentration, Faithfulness, Randomisation, Sensitivity
 from vitreous.evaluation.tasks.segmentation import (
@@ -47,6 +48,7 @@ _RATIONALES = (
 )
 
 _GRID = "Böhle et al., Convolutional Dynamic Alignment Networks for Interpretable Classifications, CVPR 2021"
+_FOCUS = "Arias-Duart et al., Focus! Rating XAI Methods and Finding Biases, FUZZ-IEEE 2022"
 _ROAD = "Rong et al., A Consistent and Efficient Evaluation Strategy for Attribution Methods, ICML 2022"
 
 _ALL = (
@@ -243,6 +245,42 @@ _ALL = (
         )
         for cells in (2, 3)
     ),
+    *(
+        Protocol(
+            name=f"prompt-pointing-{classes}-classes",
+            title=f"The share of positive scores in the cells of the class that a prompt names, {classes} classes in a "
+            "2 x 2 mosaic",
+            paper=paper,
+            version=1,
+            tasks=(GridPointing(),),
+            mosaic=2,
+            mosaic_classes=None if classes == 4 else classes,
+            prompt="a photo of a {}.",
+            notes=(
+                "The model is a dual encoder (demo-clip, CLIP, SigLIP); the class names come from the data set.",
+                "What is explained is logit scale x cosine of the image and the prompt, as the target Prompt does.",
+                "Of several names of a class, separated by commas, the first is taken; underscores become blanks.",
+                "Which photos stand in a mosaic, and where, depends on the photo's name alone.",
+                f"A map that says nothing has 1/{classes} in the cells of a class; one for every prompt the same, too.",
+            ),
+        )
+        for classes, paper in ((2, _FOCUS), (4, _GRID))
+    ),
+    Protocol(
+        name="contrast-dropping",
+        title="Whether dropping the patches that speak for the predicted class rather than the next changes f_A - f_B",
+        paper="Zhang et al., Finer-CAM: Spotting the Difference Reveals Finer Details, CVPR 2025",
+        version=1,
+        tasks=(ContrastDropping(),),
+        resize="model",
+        notes=(
+            "A is the predicted class, B the next likely; both are those of the whole photo at every step.",
+            "Areas are of differences of the model's outputs, logits as a rule, and have no upper end.",
+            "A gain is the area between the curves by the map of the contrast and by the map of class A.",
+            "Above 0 the contrast finds more of the difference; a map that does not depend on the target has 0.",
+            "Patches are dropped behind the positional embedding, as in skipplus-faithfulness.",
+        ),
+    ),
     Protocol(
         name="saco",
         title="SaCo: whether groups of more salient pixels change the prediction more, for all pairs of ten groups",
@@ -346,6 +384,16 @@ _ALL = (
 
 PROTOCOLS: Mapping[str, Protocol] = {protocol.name: protocol for protocol in _ALL}
 
+# What ``audit`` keeps of every image. It measures nothing, so it is found by name, as workers do, but not listed.
+AUDIT_MAPS = Protocol(
+    name="audit-maps",
+    title="Maps of the predicted class, tokens at their peaks and colours, for an audit",
+    paper="",
+    version=1,
+    tasks=(KeepMaps(),),
+    resize="model",
+)
+
 
 def find_protocol(name: str) -> Protocol:
     """The protocol of that name.
@@ -353,6 +401,8 @@ def find_protocol(name: str) -> Protocol:
     Raises:
         ProtocolError: there is none.
     """
+    if name == AUDIT_MAPS.name:
+        return AUDIT_MAPS
     if name not in PROTOCOLS:
         raise ProtocolError(
             f"there is no protocol {name!r}{close_match(name, PROTOCOLS)}; there are {', '.join(PROTOCOLS)}"

@@ -101,14 +101,16 @@ def _opened(store: Store) -> EvaluationContext:
 
 
 def _draw(context: EvaluationContext, index: int, methods: list[str]) -> dict[str, str]:
-    """Explain the predicted class of an image or text as the protocol lets the model see it."""
+    """Explain the predicted class, or the prompt of the true one, as the protocol lets the model see the sample."""
     sample = context.data.load(index)
-    if isinstance(context.model, LoadedTextModel):
+    model = context.classifier
+    if isinstance(model, LoadedTextModel):
         assert isinstance(sample, Review)
-        return _written(context.model, sample, methods)
+        return _written(model, sample, methods)
     assert not isinstance(sample, Review)
-    preprocessing = resized(context.model.preprocessing, context.protocol.resize)
-    explanation = explain(replace(context.model, preprocessing=preprocessing), [sample.image], methods)
+    target = sample.label if context.protocol.prompt is not None else None
+    preprocessing = resized(model.preprocessing, context.protocol.resize)
+    explanation = explain(replace(model, preprocessing=preprocessing), [sample.image], methods, target=target)
     return {method: _small(explanation.overlay(method)) for method in methods}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,12 @@ from vitreous.evaluation.report.tables import ResultTable, as_rows
 from vitreous.evaluation.statistics import Comparison, Estimate, estimates, paired, standings
 from vitreous.evaluation.store.run import Run, RunError, Shard
 from vitreous.evaluation.store.store import Notice, Store, read_manifest
+from vitreous.explanation.views import FigureOptions, Look, look_with
 from vitreous.methods import is_control
 from vitreous.metrics.metric import Floats, Metric
+
+if TYPE_CHECKING:
+    from vitreous.pictures.canvas import Canvas
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,36 @@ class Results:
     def compare(self, first: str, second: str) -> list[Comparison]:
         """Compare two methods by a paired bootstrap: for every metric first - second, its 95% interval and p."""
         return compare(self, first, second)
+
+    def figure(
+        self,
+        name: str = "dots",
+        *,
+        methods: Sequence[str] | None = None,
+        metrics: Sequence[str] | None = None,
+        look: Look | None = None,
+        **options: Unpack[FigureOptions],
+    ) -> Canvas:
+        """Draw the results, to be saved as PNG, SVG or PDF.
+
+        Args:
+            name: ``dots``: the mean of every method with its interval, a panel per metric; ``radar``: a polygon per
+                method over the metrics; ``curves``: the curves of the protocol, means with bands; ``layer-curve``:
+                metrics over the start layer, where methods were measured for several.
+            methods: Which methods; all by default.
+            metrics: Which metrics; by default all that have a better direction.
+            look: How it is drawn.
+            **options: Fields of ``vitreous.pictures.Look`` to change.
+
+        Examples:
+            >>> import vitreous
+            >>> results = vitreous.evaluate(model, "labelled:photos", "chefer-2021-perturbation", ["gae", "rollout"])
+            >>> results.figure("dots", width="3.25in").save("dots.pdf").name
+            'dots.pdf'
+        """
+        from vitreous.evaluation.report.figures import results_figure  # noqa: PLC0415  # imports matplotlib
+
+        return results_figure(self, name, methods=methods, metrics=metrics, look=look_with(look, options))
 
     def image_names(self) -> list[str]:
         """The names of the images."""

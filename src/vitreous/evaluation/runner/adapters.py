@@ -13,16 +13,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitreous.api.explain import black_pixel, explain_again, find_recipes
-from vitreous.datasets.dataset import IGNORED, Review, Sample
+from vitreous.datasets.dataset import IGNORED, DataSet, Review, Sample
 from vitreous.datasets.eraser_movies import LABELS
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.protocols.protocol import Protocol, Resize
-from vitreous.evaluation.tasks.task import Batch, Case, ImageBatch, Passage, Picture, TextBatch
+from vitreous.evaluation.store.run import RunError
+from vitreous.evaluation.tasks.task import Batch, Case, ImageBatch, MapTarget, Passage, Picture, TextBatch
 from vitreous.evaluation.tasks.word_masking import logits_of_rows
 from vitreous.inputs.model_input import FAILURES
 from vitreous.inputs.outputs import OutputActivation, scale_of
 from vitreous.inputs.texts import TokenizedText, Word
+from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel, Preprocessing, TwoSided
+from vitreous.models.dual_encoder import DualEncoder, ZeroShotClassifier
 from vitreous.models.pixels import find_pixels
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.tape.runner import ModelRunner
@@ -31,7 +34,7 @@ from vitreous.text.explain import explain_read
 # How models call what the movie reviews call NEG and POS.
 _CALLED = {"neg": 0, "negative": 0, "pos": 1, "positive": 1}
 
-Maps = dict[Case, dict[int, Tensor]]
+Maps = dict[Case, dict[MapTarget, Tensor]]
 
 
 def label_outputs(model: LoadedTextModel, outputs: int | None = None) -> tuple[int, ...]:
@@ -83,6 +86,14 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 class SampleAdapter(ABC):
     """Turns images or texts into inputs of one model, and explains them."""
 
+    def spelling(self, method: str) -> str:
+        """What a method is called in rows, without surrounding blanks.
+
+        Raises:
+            MethodError: there is no such method.
+        """
+        return parse(method).spelling
+
     @abstractmethod
     def prepare(self, sample: Any) -> Any:
         """Prepare one sample as input of the model.
@@ -97,9 +108,13 @@ class SampleAdapter(ABC):
 
     @abstractmethod
     def maps(
-        self, batch: Batch[Any, Any], images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
+        self,
+        batch: Batch[Any, Any],
+        images: Sequence[int],
+        targets: Sequence[Sequence[MapTarget]],
+        methods: Sequence[str],
     ) -> Maps:
-        """Explain some samples of a batch, each for equally many classes, in one run for all methods."""
+        """Explain some samples of a batch, each for equally many targets, in one run for all methods."""
 
 
 class ImageAdapter(SampleAdapter):
@@ -124,27 +139,59 @@ class ImageAdapter(SampleAdapter):
         return ImageBatch(self._model, runner, pictures, logits, {})
 
     def maps(
-        self, batch: ImageBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
+        self, batch: ImageBatch, images: Sequence[int], targets: Sequence[Sequence[MapTarget]], methods: Sequence[str]
     ) -> Maps:
-        explanation = explain_again(batch.model, batch.images[list(images)], methods, target=torch.tensor(targets))
+        classes = all(isinstance(target, int) for row in targets for target in row)
+        wanted: Any = torch.tensor(targets) if classes else [list(row) for row in targets]
+        explanation = explain_again(batch.model, batch.images[list(images)], methods, target=wanted)
         batch.runner.geometry = explanation.geometry
         maps: Maps = {}
         for method, scores in explanation.scores.items():
             grids = scores.detach().reshape(len(images), -1, *explanation.grid_of(method))
-            for image, grid, classes in zip(images, grids, targets, strict=True):
-                maps[Case(image, method)] = dict(zip(classes, grid, strict=True))
+            for image, grid, explained in zip(images, grids, targets, strict=True):
+                maps[Case(image, method)] = dict(zip(explained, grid, strict=True))
         return maps
 
     def _picture(self, sample: Sample, logits: Tensor) -> Picture:
         mask = sample.mask
+        predicted = int(logits.argmax())
+        others = logits.index_fill(0, logits.argmax(), -torch.inf)
         return Picture(
             name=sample.name,
-            predicted=int(logits.argmax()),
+            predicted=predicted,
             classes=len(logits),
             label=sample.label,
+            second=int(others.argmax()) if len(logits) > 1 else None,
             mask=None if mask is None else self._model.preprocessing.displayed_mask(mask, outside=IGNORED),
             objects=sample.objects,
         )
+
+
+def prompted_model(dual: DualEncoder, data: DataSet, template: str, stage: int | None = None) -> LoadedModel:
+    """A dual encoder as a classifier of a data set's classes: output n is the score of the image with class n's prompt.
+
+    Prompts of classes without a sample are not embedded; their output is the logit bias, or 0.
+
+    Raises:
+        RunError: the data set does not name its classes, or the model's preprocessing is not known.
+    """
+    names = data.class_names
+    if names is None:
+        raise RunError(f"prompts need the names of the classes, which {data.kind}:{data.path} does not have")
+    if dual.preprocessing is None:
+        raise RunError(f"the preprocessing of {dual.name} is not known: give (model, preprocessing, tokenizer)")
+    labels = data.labels()
+    present = range(len(names)) if labels is None else sorted({label for label in labels if label is not None})
+    embeddings = dual.embed_texts([template.replace("{}", prompt_name(names[label])) for label in present])
+    weights = embeddings.new_zeros(len(names), embeddings.shape[1])
+    weights[list(present)] = embeddings
+    network = ZeroShotClassifier(dual.image_tower, weights, dual.scale, dual.bias, names).eval()
+    return LoadedModel(dual.name, network, dual.preprocessing, names, outputs="value", stage=stage)
+
+
+def prompt_name(class_name: str) -> str:
+    """The name of a class as it stands in a prompt: the first of several, without underscores."""
+    return class_name.partition(",")[0].replace("_", " ").strip()
 
 
 def two_sided(model: LoadedModel, outputs: OutputActivation | None) -> LoadedModel:
@@ -193,7 +240,7 @@ class TextAdapter(SampleAdapter):
         return TextBatch(model, runner, passages, logits, {})
 
     def maps(
-        self, batch: TextBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
+        self, batch: TextBatch, images: Sequence[int], targets: Sequence[Sequence[MapTarget]], methods: Sequence[str]
     ) -> Maps:
         read = [batch.pictures[image].read for image in images]
         found, *_ = explain_read(batch.model, read, find_recipes(methods), [list(classes) for classes in targets])

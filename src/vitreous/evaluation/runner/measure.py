@@ -20,37 +20,64 @@ import torch
 from vitreous._utils.messages import error_message, printable
 from vitreous._utils.user_code import source_hash
 from vitreous.datasets import DataSet, Mosaics, Shuffled, Stratified, open_dataset
-from vitreous.datasets.dataset import Review, Sample, Things
+from vitreous.datasets.dataset import Review, Sample
 from vitreous.errors import MethodError, VitreousError
 from vitreous.evaluation.protocols import Protocol, find_protocol
-from vitreous.evaluation.runner.adapters import Maps, SampleAdapter, adapter_for, label_outputs
+from vitreous.evaluation.runner.adapters import Maps, SampleAdapter, adapter_for, label_outputs, prompted_model
 from vitreous.evaluation.store.files import schema_of
 from vitreous.evaluation.store.run import ModelChoice, Run, RunError, Shard, hash_of
-from vitreous.evaluation.tasks.task import EXPLAINED_TOGETHER, Batch, Case, MissingAnnotationError, Seen, Task, Values
+from vitreous.evaluation.tasks.task import (
+    EXPLAINED_TOGETHER,
+    Batch,
+    Case,
+    MapTarget,
+    MissingAnnotationError,
+    Seen,
+    Task,
+    Values,
+)
 from vitreous.methods import own_code
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel, load_model
+from vitreous.models.dual_encoder import DualEncoder, load_dual_encoder
 from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.loaded import with_outputs, with_resolved_outputs
 from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.plugin import load_plugins
 from vitreous.tape.rules import RULES, own_rules
 
-AnyModel = LoadedModel | LoadedTextModel
+AnyModel = LoadedModel | LoadedTextModel | DualEncoder
 
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """A model, a data set and a protocol, opened; all three for images, or all for texts."""
+    """A model, a data set and a protocol, opened; all three for images, or all for texts.
+
+    Attributes:
+        model: The model; a dual encoder for a protocol of prompts.
+        data: The data set.
+        protocol: The protocol.
+        stage: The stage that is read of a dual encoder's image tower; that of other models is in ``model``.
+    """
 
     model: AnyModel
     data: DataSet
     protocol: Protocol
+    stage: int | None = None
+
+    @cached_property
+    def classifier(self) -> LoadedModel | LoadedTextModel:
+        """What is explained: the model, or a dual encoder with the prompts of the data set's classes."""
+        if not isinstance(self.model, DualEncoder):
+            return self.model
+        assert self.protocol.prompt is not None
+        with _threads(1):  # the same numbers in every process of a run
+            return prompted_model(self.model, self.data, self.protocol.prompt, self.stage)
 
     @cached_property
     def adapter(self) -> SampleAdapter:
         """One adapter for all shards: it caches what it finds out about the model."""
-        return adapter_for(self.model, self.protocol)
+        return adapter_for(self.classifier, self.protocol)
 
 
 _opened: dict[str, EvaluationContext] = {}
@@ -72,10 +99,12 @@ def _open(run: Run) -> EvaluationContext:
     load_plugins(run.plugins)
     protocol = find_protocol(run.protocol)
     data = arranged(open_dataset(run.data), protocol, run.seed, shuffled=run.shuffled, stratified=run.stratified)
-    context = EvaluationContext(with_resolved_outputs(load(run.model, protocol.reads)), data, protocol)
+    model = load(run.model, protocol)
+    model = model if isinstance(model, DualEncoder) else with_resolved_outputs(model)
+    context = EvaluationContext(model, data, protocol, run.model.stage)
     found = {
         "weights of the model": (weights_of(context.model), run.weights),
-        "preprocessing": (hash_of(preprocessing_of(context.model)), hash_of(run.preprocessing)),
+        "preprocessing": (hash_of(preprocessing_of(model, data.class_names)), hash_of(run.preprocessing)),
         "data set": (context.data.fingerprint, run.data_fingerprint),
         "plugins": (hash_files(run.plugins), run.plugins),
         "code of its own methods": (own_code_of(run.methods), run.own_methods),
@@ -87,12 +116,16 @@ def _open(run: Run) -> EvaluationContext:
     return context
 
 
-def load(choice: ModelChoice, reads: Things) -> AnyModel:
-    """Load a model for images or texts, with the outputs of the choice."""
-    if reads == "texts":
+def load(choice: ModelChoice, protocol: Protocol) -> AnyModel:
+    """Load a model for images or texts, with the outputs of the choice; a dual encoder for prompts."""
+    if protocol.reads == "texts":
         if choice != ModelChoice(choice.name, device=choice.device, outputs=choice.outputs):
             raise RunError("mean, standard deviation, size and stage apply to images, but this protocol reads texts")
         return with_outputs(load_text_model(choice.name, device=choice.device), choice.outputs)
+    if protocol.prompt is not None:
+        return load_dual_encoder(
+            choice.name, mean=choice.mean, std=choice.std, image_size=choice.image_size, device=choice.device
+        )
     model = load_model(
         choice.name, mean=choice.mean, std=choice.std, image_size=choice.image_size, device=choice.device
     )
@@ -106,8 +139,14 @@ def weights_of(model: AnyModel) -> str:
     return hash_of([found, code]) if code else found
 
 
-def preprocessing_of(model: AnyModel) -> dict[str, Any]:
-    """The preprocessing of a model and which outputs stand for which labels, as JSON values."""
+def preprocessing_of(model: AnyModel, class_names: Sequence[str] | None = None) -> dict[str, Any]:
+    """How samples become a model's input and which outputs stand for which labels, as JSON values.
+
+    The class names are those of the data set: they are part of prompts, and no fingerprint covers them.
+    """
+    if isinstance(model, DualEncoder):
+        images = {} if model.preprocessing is None else asdict(model.preprocessing)
+        return {**images, "tokenizer": getattr(model.reader, "settings", {}), "classes": class_names}
     if not isinstance(model, LoadedTextModel):
         return asdict(model.preprocessing)
     outputs = label_outputs(model)
@@ -122,7 +161,7 @@ def arranged(listed: DataSet, protocol: Protocol, seed: int, *, shuffled: bool, 
         listed = Stratified(listed, seed)
     elif shuffled:
         listed = Shuffled(listed, seed)
-    return listed if protocol.mosaic is None else Mosaics(listed, protocol.mosaic)
+    return listed if protocol.mosaic is None else Mosaics(listed, protocol.mosaic, protocol.mosaic_classes)
 
 
 def own_code_of(spellings: Iterable[str]) -> dict[str, str]:
@@ -183,7 +222,7 @@ def measure(
         has to know (a label, a mask), the columns of that task are None.
     """
     adapter = model if isinstance(model, SampleAdapter) else adapter_for(model, protocol)
-    methods = list(dict.fromkeys(parse(method).spelling for method in methods))  # without surrounding blanks
+    methods = list(dict.fromkeys(adapter.spelling(method) for method in methods))
     rows: list[Row] = []
     left = iter(samples)
     while some := list(islice(left, _MEASURED_TOGETHER)):
@@ -262,18 +301,18 @@ class _Measurement:
     def measure(self, opened: Batch[Any, Any]) -> None:
         """Fill ``values`` and ``errors``."""
         wanted = [self._targets(image, picture) for image, picture in enumerate(opened.pictures)]
-        classes = [sorted(set().union(*targets.values())) for targets in wanted]
+        targets = [sorted(frozenset[MapTarget]().union(*each.values()), key=_target_order) for each in wanted]
         maps: Maps = {}
-        for images in _alike([len(each) for each in classes]):
-            maps |= self._maps(opened, images, [classes[image] for image in images], self.asked.methods)
+        for images in _alike([len(each) for each in targets]):
+            maps |= self._maps(opened, images, [targets[image] for image in images], self.asked.methods)
         batch = replace(opened, maps=maps)
         for task in self.asked.protocol.tasks:
             cases = [case for case in maps if task in wanted[case.image] and case not in self.errors]
             self._ask(task, batch, sorted(cases, key=lambda case: (case.image, self.asked.methods.index(case.method))))
 
-    def _targets(self, image: int, picture: Seen) -> dict[Task[Any, Any], frozenset[int]]:
-        """The classes to explain for each task; tasks whose annotation is missing are left out."""
-        wanted: dict[Task[Any, Any], frozenset[int]] = {}
+    def _targets(self, image: int, picture: Seen) -> dict[Task[Any, Any], frozenset[MapTarget]]:
+        """What to explain for each task; tasks whose annotation is missing are left out."""
+        wanted: dict[Task[Any, Any], frozenset[MapTarget]] = {}
         reasons: list[str] = []
         for task in self.asked.protocol.tasks:
             try:
@@ -286,10 +325,10 @@ class _Measurement:
         return wanted
 
     def _maps(
-        self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[int]], methods: Sequence[str]
+        self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[MapTarget]], methods: Sequence[str]
     ) -> Maps:
         """Maps of images with equally many classes; after a failure method by method, then image by image."""
-        parts: list[tuple[Sequence[int], list[list[int]], Sequence[str]]]
+        parts: list[tuple[Sequence[int], list[list[MapTarget]], Sequence[str]]]
         try:
             return self._explained(batch, images, targets, methods)
         except _OF_THE_MOMENT:
@@ -308,7 +347,7 @@ class _Measurement:
         return maps
 
     def _explained(
-        self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[int]], methods: Sequence[str]
+        self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[MapTarget]], methods: Sequence[str]
     ) -> Maps:
         maps = self.asked.adapter.maps(batch, images, targets, methods)
         for case, by_class in maps.items():
@@ -336,6 +375,11 @@ class _Measurement:
 def _sentence(error: Exception) -> str:
     """The stored text of an error; an unexpected one includes its type."""
     return str(error) if isinstance(error, VitreousError) else f"{type(error).__name__}: {error_message(error)}"
+
+
+def _target_order(target: MapTarget) -> tuple[bool, int, str]:
+    """Classes by number, then other targets by spelling."""
+    return (False, target, "") if isinstance(target, int) else (True, 0, str(target))
 
 
 def _alike(counts: Sequence[int]) -> Iterator[list[int]]:

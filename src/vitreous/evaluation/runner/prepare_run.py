@@ -42,13 +42,14 @@ from vitreous.evaluation.runner.measure import (
 )
 from vitreous.evaluation.store.run import ModelChoice, Run, RunError
 from vitreous.evaluation.store.store import Notice, Store, earlier_runs
-from vitreous.explanation.provenance import software_versions
+from vitreous.explanation.folder import software_versions
 from vitreous.inputs.model_input import Inputs
 from vitreous.inputs.outputs import OutputActivation, scale_of
 from vitreous.methods import list_controls, list_methods
 from vitreous.methods.registry import CONTROL_FAMILIES, FAMILIES
 from vitreous.methods.spelling import EXAMPLE_DEPTH, cost_of, parse
 from vitreous.models import LoadedModel
+from vitreous.models.dual_encoder import DualEncoder, find_dual_encoder
 from vitreous.models.loaded import with_outputs, with_resolved_outputs
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.models.wrap_model import Pair, infer_preprocessing
@@ -176,7 +177,7 @@ def empty_picture(model: LoadedModel) -> Tensor:
     return torch.zeros(1, 3, height, width, dtype=like.dtype, device=like.device)
 
 
-Model = str | ModelChoice | nn.Module | LoadedModel | TextModel
+Model = str | ModelChoice | nn.Module | LoadedModel | TextModel | DualEncoder
 _DECISIVE = ("vitreous", "torch")  # packages whose version is part of a run's key, besides the model's library
 
 
@@ -196,8 +197,8 @@ def check_labels(context: EvaluationContext) -> None:
         RunError: The labels are not those of the model's outputs.
     """
     counted = context.data.classes
-    if isinstance(context.model, LoadedTextModel):
-        return  # its class names map labels to outputs, see label_outputs
+    if isinstance(context.model, LoadedTextModel | DualEncoder):
+        return  # class names map labels to outputs, see label_outputs and prompted_model
     if counted is None or not any(task.uses_labels for task in context.protocol.tasks):
         return
     outputs = count_outputs(context.model)
@@ -238,9 +239,9 @@ def prepare_run(
     opened = arranged(listed, asked, options["seed"], **order)
     if options["limit"] is not None and not any(order.values()):
         _mention_classes(opened, options["limit"], notice)
-    choice, loaded = _load(model, asked.reads)
+    choice, loaded = _load(model, asked)
     choice, loaded = _with_outputs(choice, loaded, options["outputs"])
-    context = EvaluationContext(loaded, opened, asked)
+    context = EvaluationContext(loaded, opened, asked, choice.stage)
     check_labels(context)
     spellings = _spellings(context, methods, notice)
     if options["controls"]:
@@ -250,7 +251,7 @@ def prepare_run(
         settings=asked.settings(),
         model=choice,
         weights=weights_of(loaded),
-        preprocessing=preprocessing_of(loaded),
+        preprocessing=preprocessing_of(loaded, opened.class_names),
         data=f"{opened.kind}:{opened.path.absolute()}",
         data_fingerprint=opened.fingerprint,
         images=len(opened),
@@ -305,11 +306,16 @@ def _mention_classes(data: DataSet, limit: int, notice: Notice) -> None:
         )
 
 
-def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
+def _load(model: Model, protocol: Protocol) -> tuple[ModelChoice, AnyModel]:
+    reads = protocol.reads
     if isinstance(model, str):
         model = ModelChoice(model)
     if isinstance(model, ModelChoice):
-        return model, load(model, reads)
+        return model, load(model, protocol)
+    if protocol.prompt is not None:
+        dual = find_dual_encoder(model)
+        dual = replace(dual, model=evaluation_copy(dual.model))
+        return ModelChoice(dual.name, device=_device_of(dual.model)), dual
     if reads == "texts" and isinstance(model, tuple | nn.Module):
         model = find_text_model(model)
     loaded = model if isinstance(model, LoadedModel | LoadedTextModel) else _with_preprocessing(model)
@@ -317,16 +323,24 @@ def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
         other = "photos" if reads == "texts" else "texts"
         raise RunError(f"this protocol is measured on {reads}, but the given model reads {other}")
     loaded = replace(loaded, model=evaluation_copy(loaded.model))
-    device = next((str(parameter.device) for parameter in loaded.model.parameters()), "cpu")
     stage = loaded.stage if isinstance(loaded, LoadedModel) else None
-    return ModelChoice(loaded.name or type(loaded.model).__name__, device=device, stage=stage), loaded
+    name = loaded.name or type(loaded.model).__name__
+    return ModelChoice(name, device=_device_of(loaded.model), stage=stage), loaded
+
+
+def _device_of(network: nn.Module) -> str:
+    return next((str(parameter.device) for parameter in network.parameters()), "cpu")
 
 
 def _with_outputs(choice: ModelChoice, model: AnyModel, asked: OutputActivation | None) -> tuple[ModelChoice, AnyModel]:
     """Decide what a model's outputs are: as given, or else from its configuration or from the outputs.
 
-    A run stores them only where a worker would not find the same.
+    A run stores them only where a worker would not find the same. The outputs of prompts are scores.
     """
+    if isinstance(model, DualEncoder):
+        if asked is not None:
+            raise RunError("a protocol of prompts explains scores of images and texts: leave out outputs")
+        return choice, model
     said = asked or model.outputs
     usual = scale_of(model.model)
     found = said or usual or _recognised(model)
@@ -334,7 +348,7 @@ def _with_outputs(choice: ModelChoice, model: AnyModel, asked: OutputActivation 
     return replace(choice, outputs=named), with_resolved_outputs(with_outputs(model, found))
 
 
-def _recognised(model: AnyModel) -> OutputActivation | None:
+def _recognised(model: LoadedModel | LoadedTextModel) -> OutputActivation | None:
     """Detect what a model's outputs are from an image of noise or a short text."""
     if isinstance(model, LoadedTextModel):
         inputs: Inputs = model.reader.inputs([model.reader.read(text, "a text").numbers for text in ("a", "b c")])
@@ -367,8 +381,9 @@ def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
 
 
 def _spellings(context: EvaluationContext, methods: Sequence[str], notice: Notice) -> tuple[str, ...]:
-    stage = context.model.stage if isinstance(context.model, LoadedModel) else None
-    depth = find_architecture(context.model.model, context.model.example_input(), stage).depth
+    model = context.classifier
+    stage = model.stage if isinstance(model, LoadedModel) else None
+    depth = find_architecture(model.model, model.example_input(), stage).depth
 
     def expand(asked: Sequence[str]) -> list[str]:
         return context.protocol.spellings(asked, depth)
@@ -377,7 +392,7 @@ def _spellings(context: EvaluationContext, methods: Sequence[str], notice: Notic
         if list(methods) != [WHITE_BOX]:
             notice(f"{context.protocol.name} has fixed rows; the given methods are ignored")
         return tuple(expand([]))
-    spellings = expand(choose_methods(methods, context.model, expand, notice))
+    spellings = expand(choose_methods(methods, model, expand, notice))
     if not spellings:
         raise RunError("no method was given")
     return tuple(spellings)

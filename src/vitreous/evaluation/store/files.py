@@ -32,6 +32,7 @@ PARTIAL_ENDING = ".part"
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 ENDING = ".parquet"
 PLACE_COLUMNS = ("index", "method")  # they identify the image and method of a row
+_LIST = pa.list_(pa.field("element", pa.float16()))  # the name that Parquet gives it
 _ABOUT = ("key", "first", "last", "rows", "sha256")
 
 
@@ -118,9 +119,12 @@ def take_lock(path: Path) -> Lock | None:
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:
-    """The columns of a shard: which image, which method, what went wrong, and the numbers."""
+    """The columns of a shard: which image, which method, what went wrong, and the numbers.
+
+    A name that ends in ``[]`` holds lists of numbers of half precision, such as maps.
+    """
     fixed = [("index", pa.int64()), ("image", pa.string()), ("method", pa.string()), ("error", pa.string())]
-    return pa.schema([*fixed, *((name, pa.float64()) for name in columns)])
+    return pa.schema([*fixed, *((name, _LIST if name.endswith("[]") else pa.float64()) for name in columns)])
 
 
 def write_shard(folder: Path, run: Run, shard: Shard, table: pa.Table) -> None:
@@ -205,6 +209,10 @@ def content_hash(table: pa.Table) -> str:
         if pa.types.is_string(column.type):
             texts = [text.encode() for text in column.fill_null("").to_pylist()]
             digest.update(np.array([len(text) for text in texts], dtype=np.int64).tobytes() + b"".join(texts))
+        elif pa.types.is_list(column.type):
+            lengths = pc.fill_null(column.value_lengths(), 0)
+            digest.update(lengths.to_numpy(zero_copy_only=False).astype(np.int64).tobytes())
+            digest.update(column.flatten().to_numpy(zero_copy_only=False).tobytes())
         else:
             digest.update(pc.fill_null(column, 0).to_numpy(zero_copy_only=False).tobytes())
     return digest.hexdigest()

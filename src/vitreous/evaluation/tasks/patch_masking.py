@@ -21,12 +21,15 @@ from vitreous.evaluation.tasks.task import (
     Explained,
     ImageBatch,
     ImageTask,
+    MapTarget,
+    MissingAnnotationError,
     Picture,
     Purpose,
     Values,
     explained_class,
 )
 from vitreous.inputs.outputs import ClassOutputs
+from vitreous.inputs.target_objects import Contrast
 from vitreous.methods.readout import layout_means
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Floats, Metric, row
@@ -109,7 +112,7 @@ class TokenDropping(ImageTask):
         "trapezoid over the ratio, with the unmasked point"
     )
 
-    def targets(self, picture: Picture) -> tuple[int, ...]:
+    def targets(self, picture: Picture) -> tuple[MapTarget, ...]:
         return (explained_class(picture, self.explained),)
 
     def outputs_along(
@@ -139,6 +142,11 @@ class TokenDropping(ImageTask):
     def from_zero(self) -> tuple[float, ...]:
         """The steps of dropping, which begins at the unmasked image."""
         return (0.0, *self.ratios)
+
+    @property
+    def to_one(self) -> tuple[float, ...]:
+        """The steps of insertion, which ends at the unmasked image."""
+        return (*self.ratios, 1.0)
 
 
 @dataclass(frozen=True)
@@ -174,9 +182,9 @@ class InsertionDeletion(TokenDropping):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         return (
-            perturbation.insertion_accuracy(ratios=self._to_one),
+            perturbation.insertion_accuracy(ratios=self.to_one),
             perturbation.deletion_accuracy(ratios=self.from_zero),
-            perturbation.insertion_aopc(ratios=self._to_one),
+            perturbation.insertion_aopc(ratios=self.to_one),
             perturbation.deletion_aopc(ratios=self.from_zero),
         )
 
@@ -188,16 +196,11 @@ class InsertionDeletion(TokenDropping):
 
     def _values(self, insertion: _CurveOutputs, deletion: _CurveOutputs) -> Values:
         return (
-            row(perturbation.curve_columns("insertion_", "hit", self._to_one), [*insertion.hits, insertion.whole_hit])
-            | row(perturbation.curve_columns("insertion_", "drop", self._to_one), [*insertion.drops, 0.0])
+            row(perturbation.curve_columns("insertion_", "hit", self.to_one), [*insertion.hits, insertion.whole_hit])
+            | row(perturbation.curve_columns("insertion_", "drop", self.to_one), [*insertion.drops, 0.0])
             | row(perturbation.curve_columns("deletion_", "hit", self.from_zero), [deletion.whole_hit, *deletion.hits])
             | row(perturbation.curve_columns("deletion_", "drop", self.from_zero), [0.0, *deletion.drops])
         )
-
-    @property
-    def _to_one(self) -> tuple[float, ...]:
-        """The steps of insertion, which ends at the unmasked image."""
-        return (*self.ratios, 1.0)
 
 
 @dataclass(frozen=True)
@@ -221,3 +224,81 @@ class InfluenceDeletion(TokenDropping):
             row(mif, [of_most.whole_hit, *of_most.hits]) | row(lif, [of_least.whole_hit, *of_least.hits])
             for of_most, of_least in self.outputs_along(batch, cases, (most, least))
         ]
+
+
+@dataclass(frozen=True)
+class ContrastDropping(TokenDropping):
+    """f_A - f_B, A the predicted class and B the next likely, while patches go in the order of the contrast's map.
+
+    Deletion drops the patches that speak most for A rather than B, insertion keeps them. The same two curves in the
+    order of the map of class A alone tell what the contrast adds to it.
+
+    Attributes:
+        explained: What the first map explains.
+        compared: What the other map explains.
+        shown: What is measured along the curves.
+    """
+
+    kind: ClassVar[str] = "difference of two classes while patches are dropped"
+
+    explained: Literal["predicted vs next"] = "predicted vs next"  # type: ignore[assignment]
+    compared: Literal["predicted"] = "predicted"
+    shown: Literal["f_A - f_B of the model's outputs"] = "f_A - f_B of the model's outputs"
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (
+            perturbation.contrast_deletion(ratios=self.from_zero),
+            perturbation.contrast_insertion(ratios=self.to_one),
+            perturbation.contrast_deletion_gain(ratios=self.from_zero),
+            perturbation.contrast_insertion_gain(ratios=self.to_one),
+        )
+
+    def targets(self, picture: Picture) -> tuple[MapTarget, ...]:
+        contrast = contrast_of(picture)
+        return contrast, picture.predicted
+
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
+        patches, counts = batch.runner.layout.patches, self.counts(batch)
+        kept = [*(Kept("bottom", patches - count) for count in counts), *(Kept("top", count) for count in counts)]
+        contrasts = [contrast_of(batch.pictures[case.image]) for case in cases]
+        asked = [
+            (case, target)
+            for case, contrast in zip(cases, contrasts, strict=True)
+            for target in (contrast, contrast.index)
+        ]
+        orders = find_orders(batch, asked)
+        logits = kept_logits(batch, orders, kept)
+        found = []
+        for number, (case, contrast) in enumerate(zip(cases, contrasts, strict=True)):
+            values: Values = {}
+            whole = self._difference(batch.logits[case.image], contrast)
+            for prefix, position in zip(("", "class_"), orders.positions[2 * number : 2 * number + 2], strict=True):
+                along = self._difference(logits[position], contrast)
+                deletion, insertion = along[: len(counts)], along[len(counts) :]
+                values |= row(self._columns(f"{prefix}deletion_", self.from_zero), [whole, *deletion])
+                values |= row(self._columns(f"{prefix}insertion_", self.to_one), [*insertion, whole])
+            found.append(values)
+        return found
+
+    @staticmethod
+    def _columns(prefix: str, ratios: Sequence[float]) -> tuple[str, ...]:
+        return perturbation.curve_columns(prefix, "difference", ratios)
+
+    @staticmethod
+    def _difference(logits: Tensor, contrast: Contrast) -> Floats:
+        """f_A - f_B of outputs (..., classes), in float64."""
+        outputs = float64_array(logits)
+        difference: Floats = outputs[..., contrast.index] - outputs[..., contrast.other]
+        return difference
+
+
+def contrast_of(picture: Picture) -> Contrast:
+    """The predicted class of an image rather than the next likely.
+
+    Raises:
+        MissingAnnotationError: the model has one output.
+    """
+    if picture.second is None:
+        raise MissingAnnotationError("a contrast needs two classes, and the model has one output")
+    return Contrast(picture.predicted, picture.second)

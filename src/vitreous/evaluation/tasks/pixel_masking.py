@@ -26,6 +26,7 @@ from vitreous.evaluation.tasks.task import (
     Explained,
     ImageBatch,
     ImageTask,
+    MapTarget,
     Picture,
     Purpose,
     Values,
@@ -59,8 +60,8 @@ class Orders(NamedTuple):
     positions: list[int]
 
 
-def find_orders(batch: ImageBatch, asked: Iterable[tuple[Case, int]]) -> Orders:
-    """The maps of cases for classes; equal maps of an image are one order, whatever their method or class."""
+def find_orders(batch: ImageBatch, asked: Iterable[tuple[Case, MapTarget]]) -> Orders:
+    """The maps of cases for targets; equal maps of an image are one order, whatever their method or target."""
     different: list[Order] = []
     known: dict[Hashable, int] = {}
     positions = []

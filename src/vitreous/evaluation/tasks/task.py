@@ -18,6 +18,7 @@ from vitreous.datasets.dataset import Things
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.outputs import ClassOutputs
 from vitreous.inputs.patch_geometry import PatchGeometry, enlarge
+from vitreous.inputs.target import Target
 from vitreous.inputs.texts import TokenizedText
 from vitreous.metrics.metric import Metric
 from vitreous.models import LoadedModel
@@ -31,6 +32,7 @@ EXPLAINED_TOGETHER = 8
 ModelT = TypeVar("ModelT")
 Values = dict[str, float]
 Explained = Literal["predicted", "label"]  # the class whose map is measured
+MapTarget = int | Target  # what a map explains: a class, or a target that does not depend on a run any more
 NINE = tuple(range(10, 100, 10))  # percent: the steps of most curves
 _OF_THE_DATA = ("label", "largest object")  # classes to explain that come from the data set, not from the model
 BatchT = TypeVar("BatchT")
@@ -61,10 +63,12 @@ class Picture(Seen):
     Attributes:
         mask: At the model's resolution: 0 background, n the n-th object, -1 not counted.
         objects: The classes of object 1, 2, ..., where known.
+        second: The most likely class besides the predicted one; None for a model with one output.
     """
 
     mask: NDArray[np.int16] | None = None
     objects: tuple[int | None, ...] = ()
+    second: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +108,7 @@ class Batch(Generic[ModelT, SeenT]):
         runner: The model with these images or texts as its input.
         pictures: One per image or text.
         logits: The model's outputs for the originals, (images, classes).
-        maps: For each image and method, maps by the class they explain: (rows, columns), or (pieces,) of a text.
+        maps: For each image and method, maps by what they explain: (rows, columns), or (pieces,) of a text.
         memory: Outputs of the model that another task may need again.
     """
 
@@ -112,7 +116,7 @@ class Batch(Generic[ModelT, SeenT]):
     runner: ModelRunner
     pictures: tuple[SeenT, ...]
     logits: Tensor
-    maps: Mapping[Case, Mapping[int, Tensor]]
+    maps: Mapping[Case, Mapping[MapTarget, Tensor]]
     memory: dict[Hashable, Tensor] = field(default_factory=dict)
 
     @property
@@ -133,8 +137,8 @@ class Batch(Generic[ModelT, SeenT]):
             )
         return self.runner.scale or "logits"
 
-    def map_of(self, case: Case, target: int) -> Tensor:
-        """The map of a case for one class, (rows, columns) or (pieces,)."""
+    def map_of(self, case: Case, target: MapTarget) -> Tensor:
+        """The map of a case for one class or other target, (rows, columns) or (pieces,)."""
         return self.maps[case][target]
 
 
@@ -214,8 +218,8 @@ class Task(ABC, Generic[SeenT, BatchT]):
         """The metrics that it reports."""
 
     @abstractmethod
-    def targets(self, picture: SeenT) -> tuple[int, ...]:
-        """The classes to explain for an image or text.
+    def targets(self, picture: SeenT) -> tuple[MapTarget, ...]:
+        """The classes or other targets to explain for an image or text.
 
         Raises:
             MissingAnnotationError: it cannot be measured.

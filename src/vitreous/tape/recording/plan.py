@@ -150,6 +150,8 @@ class Intervention:
         kept: the patches that stay, (batch, k), ascending in every row; the others are dropped at the input of the
             first block, so the run has k patches. ``None`` keeps all.
         patches: how many patches the whole picture has, where some are dropped.
+        inserted: by block, one token of every row and what stands in its place at the input of that block, as numbers
+            of tokens (batch,) and values (batch, channels).
     """
 
     layer: int = 0
@@ -157,6 +159,7 @@ class Intervention:
     attention_scale: Mapping[int, Tensor] = field(default_factory=dict)
     kept: Tensor | None = None
     patches: int = 0
+    inserted: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def replacement(self, layer: int) -> Tensor | None:
         """What stands in for x_l, if anything does."""

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitreous.architecture import Architecture, Point
@@ -154,6 +155,7 @@ class Recorder:
         if replacement is not None:
             self.progress.batch = len(replacement)
             stream = point.axes.stream(replacement.detach(), stream.shape)
+        stream = self._with_inserted(layer, point, stream)
         count = point.axes.tokens(stream).shape[1]
         if layer > 0 and count != self.progress.tokens:
             raise UnsupportedModelError(
@@ -177,6 +179,15 @@ class Recorder:
         if layer == depth:
             self.relevance.leave_last_block()
         return stream
+
+    def _with_inserted(self, layer: int, point: Point, stream: Tensor) -> Tensor:
+        """The stream with the tokens that an intervention puts into it."""
+        if layer not in self.plan.intervention.inserted:
+            return stream
+        places, values = self.plan.intervention.inserted[layer]
+        tokens = point.axes.tokens(stream).clone()
+        tokens[torch.arange(len(places), device=places.device), places] = values.to(tokens)
+        return point.axes.stream(tokens, stream.shape)
 
     def stream_of(self, layer: int, tensor: Tensor) -> Tensor:
         """A tensor that lies in memory as x_l does, as (batch, tokens, channels)."""

@@ -8,6 +8,7 @@ from typing import TypeVar, get_args, get_type_hints
 from vitreous._utils.messages import close_match
 from vitreous.errors import MethodError
 from vitreous.tape.rules.abslrp import AbsoluteLrpRule, ProgramAbsoluteLrpRule
+from vitreous.tape.rules.gamma import Inside, gamma_rule
 from vitreous.tape.rules.gradient_rules import (
     AttnLrpRule,
     ConservativeRule,
@@ -31,6 +32,7 @@ __all__ = [
     "RelevanceRule",
     "ResidualRule",
     "Rule",
+    "add_gamma_rule",
     "own_rules",
     "register",
 ]
@@ -42,7 +44,7 @@ RULES: dict[str, Rule] = {
         *(LrpRule(), OriginalLrpRule(), AbsoluteLrpRule(), ProgramAbsoluteLrpRule()),
     )
 }
-_BUILT_IN = frozenset(RULES)
+_BUILT_IN = set(RULES)
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 AnyRule = TypeVar("AnyRule", bound=type[Rule])
@@ -78,3 +80,11 @@ def register(rule: AnyRule) -> AnyRule:
 def own_rules(*, relevance: bool = False) -> tuple[str, ...]:
     """The names of registered rules that are not built in, of those with gradients or of those with relevance."""
     return tuple(name for name, rule in RULES.items() if name not in _BUILT_IN and rule.carries_relevance == relevance)
+
+
+def add_gamma_rule(linear: float, convolution: float, inside: Inside) -> str:
+    """Add the rule of one setting of AttnLRP with gamma, unless it is known, and return its name."""
+    rule = gamma_rule(linear, convolution, inside)
+    RULES.setdefault(rule.name, rule)
+    _BUILT_IN.add(rule.name)
+    return rule.name

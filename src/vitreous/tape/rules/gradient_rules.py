@@ -32,6 +32,8 @@ class Rule:
         length: that a feature is divided by after the blocks. ``constant``: no gradient passes through it.
         carries_relevance: whether relevance is passed on instead of a gradient. Such a rule treats linear layers, sums,
             scales, pooling, dropout and the patch embedding, too: ``backward_linear``, ``backward_sum`` and so on.
+        treats_linear: whether a rule with gradients treats linear layers and convolutions as well, in
+            ``backward_call``, which gets what autograd would otherwise pass on.
         scales_modules: whether the relevance of every module is scaled by itself, so that dropout counts as one.
     """
 
@@ -44,6 +46,7 @@ class Rule:
     product: ClassVar[Literal["full", "half"]] = "full"
     length: ClassVar[Literal["gradient", "constant"]] = "gradient"
     carries_relevance: ClassVar[bool] = False
+    treats_linear: ClassVar[bool] = False
     scales_modules: ClassVar[bool] = False
 
     @property

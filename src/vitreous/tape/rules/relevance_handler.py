@@ -66,7 +66,7 @@ class RelevanceHandler:
     """Puts the linear parts of a forward pass under the rules that carry relevance.
 
     Attributes:
-        follows: whether a rule of the plan carries relevance; nothing is replaced otherwise.
+        follows: whether a rule of the plan carries relevance, or treats linear layers; nothing is replaced otherwise.
         gaps: by rule, what it could not follow, and in front of which block that was (``PIXELS`` before the first).
     """
 
@@ -81,9 +81,10 @@ class RelevanceHandler:
         self._axes = architecture.blocks[0].input.axes
         self._progress, self._active_rule, self._is_gate = progress, active_rule, is_gate
         self.rules = {name for name in plan.rules if RULES[name].carries_relevance}
-        self.follows = bool(self.rules)
+        followed = self.rules | {name for name in plan.rules if RULES[name].treats_linear}
+        self.follows = bool(followed)
         self._scaling = {name for name in self.rules if RULES[name].scales_modules}
-        self._lowest = _lowest(plan.needs, self.rules)
+        self._lowest = _lowest(plan.needs, followed)
         self.gaps: dict[str, list[tuple[int, str]]] = {}
         self._last_sum: SumCall | None = None
         self._norms = {norm.output.step: norm for norm in architecture.written_norms} if self.follows else {}

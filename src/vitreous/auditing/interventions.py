@@ -1,0 +1,304 @@
+"""Interventions: suspected patches are dropped, replaced and pasted, and the same is done with patches to compare.
+
+What is compared with: for removal, patches of the same number and shape elsewhere in the same photo; for pasting,
+patches at the same place of photos that are predicted as other classes. All of it is paired photo by photo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous._utils.tensors import float64_array
+from vitreous.auditing.collected import Bools, Collected, Floats
+from vitreous.auditing.suspicions import Suspicion
+from vitreous.datasets.dataset import Review
+from vitreous.errors import UnsupportedModelError
+from vitreous.evaluation.runner.measure import EvaluationContext
+from vitreous.evaluation.tasks.task import ImageBatch, enlarged
+from vitreous.metrics.perturbation import probabilities
+
+_KEPT_PHOTOS = 48  # decoded photos in memory
+_TRIED_SHIFTS = 8
+_LARGE = 1 / 3  # part of the patches
+_RANDOM_DROPS = 20  # that one unusual photo is compared with
+
+Effects = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class InterventionSettings:
+    """How suspicions are tested.
+
+    Attributes:
+        photos: photos per suspicion, drawn at random where there are more.
+        controls: regions elsewhere that each removal is compared with.
+        seed: of photos, regions and hosts.
+    """
+
+    photos: int = 32
+    controls: int = 2
+    seed: int = 0
+
+
+class Interventions:
+    """Runs a model on edited photos of a data set.
+
+    Args:
+        context: model and data set.
+        collected: what is known of the photos.
+        settings: how many, and the seed.
+    """
+
+    def __init__(self, context: EvaluationContext, collected: Collected, settings: InterventionSettings) -> None:
+        self._context, self._collected, self._settings = context, collected, settings
+        first = context.data.load(int(collected.index[0]))
+        batch: Any = context.adapter.open([first], [context.adapter.prepare(first)])
+        self._batch: ImageBatch = batch
+        self._runner = self._batch.runner
+        self._can_drop = True
+        self._pixels = lru_cache(_KEPT_PHOTOS)(self._load)
+
+    def _load(self, photo: int) -> Tensor:
+        """A photo as the model's input, (1, channel, height, width)."""
+        sample = self._context.data.load(int(self._collected.index[photo]))
+        assert not isinstance(sample, Review)
+        prepared: Tensor = self._context.adapter.prepare(sample)
+        return prepared
+
+    def test(self, suspicion: Suspicion) -> Effects:
+        """Intervene on the photos of a suspicion; by name, one number per photo, NaN where it could not be done."""
+        random = np.random.default_rng([self._settings.seed, int(suspicion.key[:15], 16)])
+        rows = np.arange(len(suspicion.photos))
+        if len(rows) > self._settings.photos:
+            rows = np.sort(random.choice(rows, self._settings.photos, replace=False))
+        if suspicion.kind == "unusual photo":
+            return self._unusual(suspicion, random)
+        found: list[dict[str, float]] = []
+        for row in rows.tolist():
+            photo = int(suspicion.photos[row])
+            if suspicion.kind == "colour":
+                effects = self._recoloured(suspicion, photo, random)
+            elif suspicion.kind == "shared evidence":
+                effects = self._both_classes(suspicion, photo, suspicion.regions[row], random)
+            else:
+                effects = self._patches(suspicion, photo, suspicion.regions[row], random)
+            found.append({"photo": float(photo), **effects})
+        names = dict.fromkeys(name for effects in found for name in effects)
+        return {name: [effects.get(name, float("nan")) for effects in found] for name in names}
+
+    def _patches(
+        self, suspicion: Suspicion, photo: int, region: Bools, random: np.random.Generator
+    ) -> dict[str, float]:
+        """Drop, replace and paste the suspected patches of one photo."""
+        target, background = suspicion.target, suspicion.kind == "background"
+        own = self._pixels(photo)
+        moved = [self._elsewhere(region, random) for _ in range(self._settings.controls)]
+        # A border of whole patches may be half of a photo: of one that is more than a third, only a frame of pixels
+        # is exchanged, and nothing is dropped.
+        thin = suspicion.place == "border" and region.mean() > _LARGE
+        effects = {} if thin else self._dropped(own, photo, target, region, moved)
+        host, donor = self._others(target, random)
+        if donor is None or host is None:
+            return effects
+        there, given = self._pixels(host), self._pixels(donor)
+        pasted, control = region, region
+        if background:
+            pasted = region & self._collected.background[host]
+            control = pasted & self._collected.background[donor]
+            pasted = control  # the same patches of both, all of them background in all three photos
+        away = self._elsewhere(region, random)
+        edits = [
+            self._put(own, given, region, region, thin=thin),
+            *(self._put(own, given, other, region, thin=thin, moved=False) for other in moved),
+            self._put(there, own, pasted, pasted, thin=thin),
+            self._put(there, given, control, control, thin=thin),
+            self._put(there, own, away, region, thin=thin),
+            self._put(there, given, away, region, thin=thin),
+            there,
+        ]
+        chances = self._chances(torch.cat(edits))
+        whole = float(self._collected.probability[photo])
+        base, count = chances[-1], len(moved)
+        effects |= _removed("replace", whole, chances[0], target) | _removed_from(
+            "replace_control", whole, chances[1 : 1 + count], target
+        )
+        names = ("paste", "paste_control", "elsewhere", "elsewhere_control")
+        for name, after in zip(names, chances[1 + count : -1], strict=True):
+            if "paste" not in name or pasted.any():
+                effects |= _added(name, base, after, target)
+        return effects
+
+    def _dropped(self, own: Tensor, photo: int, target: int, region: Bools, moved: Sequence[Bools]) -> dict[str, float]:
+        """Drop the tokens of a region, and as many elsewhere; nothing where the model cannot do without tokens."""
+        chances = self._without(own, (region, *moved))
+        if chances is None:
+            return {}
+        whole = float(self._collected.probability[photo])
+        return _removed("drop", whole, chances[0], target) | _removed_from("drop_control", whole, chances[1:], target)
+
+    def _recoloured(self, suspicion: Suspicion, photo: int, random: np.random.Generator) -> dict[str, float]:
+        """Take the colour out of a photo and put it into another; compared with as strong a change of other colours."""
+        own, target = self._pixels(photo), suspicion.target
+        logs = np.log(np.array(suspicion.gains))
+        turned = [_turned(logs, random) for _ in range(self._settings.controls)]
+        host, _ = self._others(target, random)
+        if host is None:
+            return {}
+        there = self._pixels(host)
+        edits = [self._recolour(own, -logs), *(self._recolour(own, -other) for other in turned)]
+        edits += [self._recolour(there, logs), *(self._recolour(there, other) for other in turned), there]
+        chances = self._chances(torch.cat(edits))
+        whole, count = float(self._collected.probability[photo]), len(turned)
+        effects = _removed("replace", whole, chances[0], target)
+        effects |= _removed_from("replace_control", whole, chances[1 : 1 + count], target)
+        effects |= _added("paste", chances[-1], chances[1 + count], target)
+        controls = [_added("paste_control", chances[-1], each, target) for each in chances[2 + count : -1]]
+        return effects | {name: float(np.mean([each[name] for each in controls])) for name in controls[0]}
+
+    def _recolour(self, pixels: Tensor, logs: Floats) -> Tensor:
+        gains = torch.from_numpy(np.exp(logs)).to(pixels)[: pixels.shape[1], None, None]
+        black = self._runner.black
+        floor = pixels.amin(dim=(0, 2, 3)) if black is None else black.to(pixels)
+        floor = floor[:, None, None]
+        return floor + (pixels - floor) * gains
+
+    def _both_classes(
+        self, suspicion: Suspicion, photo: int, region: Bools, random: np.random.Generator
+    ) -> dict[str, float]:
+        """Drop what is evidence for one class: does the other class lose by it, compared with all further classes?"""
+        own = self._pixels(photo)
+        moved = [self._elsewhere(region, random) for _ in range(self._settings.controls)]
+        without = self._logits_without(own, (region, *moved))
+        if without is None or suspicion.other is None:
+            return {}
+        scores = np.concatenate([float64_array(self._runner.logits(own)), without])
+        further = [number for number in range(scores.shape[1]) if number not in (suspicion.target, suspicion.other)]
+        if not further:
+            return {}
+        lead = scores[:, suspicion.other] - scores[:, further].mean(axis=1)
+        return {"drop": float(lead[0] - lead[1]), "drop_control": float(lead[0] - lead[2:].mean())}
+
+    def _unusual(self, suspicion: Suspicion, random: np.random.Generator) -> Effects:
+        """Drop the peaks of one photo, and as many patches elsewhere many times."""
+        photo, region, target = int(suspicion.photos[0]), suspicion.regions[0], suspicion.target
+        found: Effects = {"photo": [float(photo)]}
+        moved = [_scattered(region, random) for _ in range(_RANDOM_DROPS)]
+        chances = self._without(self._pixels(photo), [region, *moved])
+        if chances is not None:
+            falls = float(self._collected.probability[photo]) - chances[:, target]
+            found |= {"drop": [float(falls[0])], "random": falls[1:].tolist()}
+            found["drop_flip"] = [float(int(chances[0].argmax()) != target)]
+        return found
+
+    def _without(self, own: Tensor, regions: Sequence[Bools]) -> Floats | None:
+        """The probabilities without the tokens of equally large regions; None where the model needs all tokens."""
+        logits = self._logits_without(own, regions)
+        return None if logits is None else probabilities(logits, outputs=self._batch.outputs)
+
+    def _logits_without(self, own: Tensor, regions: Sequence[Bools]) -> Floats | None:
+        if not self._can_drop or regions[0].all():
+            return None
+        kept = torch.from_numpy(np.stack([np.flatnonzero(~each) for each in regions]))
+        try:
+            return float64_array(self._runner.logits_of_kept(own.expand(len(kept), -1, -1, -1), kept))
+        except UnsupportedModelError:
+            self._can_drop = False
+            return None
+
+    def _others(self, target: int, random: np.random.Generator) -> tuple[int | None, int | None]:
+        """A photo to paste into and one to compare with, of other classes than ``target``, and of two if there are."""
+        predicted = self._collected.predicted
+        possible = np.flatnonzero(predicted != target)
+        if len(possible) < 2:
+            return None, None
+        host = int(random.choice(_one_class(predicted, possible, random)))
+        further = possible[predicted[possible] != predicted[host]]
+        further = further if len(further) else possible[possible != host]
+        return host, int(random.choice(_one_class(predicted, further, random)))
+
+    def _elsewhere(self, region: Bools, random: np.random.Generator) -> Bools:
+        """A region of the same shape elsewhere, moved around the picture: of some moves the one that overlaps least."""
+        grid = region.reshape(self._collected.grid)
+        moves = [tuple(random.integers(0, side) for side in grid.shape) for _ in range(_TRIED_SHIFTS)]
+        moved = [np.roll(grid, move, axis=(0, 1)) for move in moves]
+        best: Bools = min(moved, key=lambda other: int((other & grid).sum())).ravel()
+        return best
+
+    def _put(
+        self, into: Tensor, source: Tensor, where: Bools, which: Bools, *, thin: bool = False, moved: bool = True
+    ) -> Tensor:
+        """A photo with patches of another.
+
+        Args:
+            into: the photo.
+            source: the other one.
+            where: the places of the patches: ``which``, moved around the picture.
+            which: the patches.
+            thin: exchange only what of them lies in the outer twelfth of the picture.
+            moved: whether the patches come from ``which``, rather than from ``where``.
+        """
+        size = into.shape[-2], into.shape[-1]
+        rows, columns = self._collected.grid
+        mask = torch.from_numpy(which.reshape(1, rows, columns)).double()
+        pixels = enlarged(mask, size, "nearest", self._runner.layout.geometry)[0] > 0.5
+        if thin:
+            high, wide = (max(1, side // 12) for side in size)
+            pixels[high:-high, wide:-wide] = False
+        if not np.array_equal(where, which):
+            down, across = _move(which.reshape(rows, columns), where.reshape(rows, columns))
+            shift = down * size[0] // rows, across * size[1] // columns
+            pixels = torch.roll(pixels, shift, dims=(0, 1))
+            source = torch.roll(source, shift, dims=(2, 3)) if moved else source
+        return torch.where(pixels.to(into.device), source, into)
+
+    def _chances(self, images: Tensor) -> Floats:
+        return probabilities(float64_array(self._runner.logits(images)), outputs=self._batch.outputs)
+
+
+def _one_class(predicted: Any, photos: Any, random: np.random.Generator) -> Any:
+    """The photos of one class, drawn so that classes count alike."""
+    return photos[predicted[photos] == random.choice(np.unique(predicted[photos]))]
+
+
+def _scattered(region: Bools, random: np.random.Generator) -> Bools:
+    other = np.zeros(len(region), dtype=bool)
+    other[random.choice(len(region), int(region.sum()), replace=False)] = True
+    return other
+
+
+def _move(which: Bools, where: Bools) -> tuple[int, int]:
+    """By how many rows and columns a region was moved around."""
+    for down in range(which.shape[0]):
+        for across in range(which.shape[1]):
+            if np.array_equal(np.roll(which, (down, across), axis=(0, 1)), where):
+                return down, across
+    raise AssertionError("the region was not moved but changed")
+
+
+def _turned(logs: Floats, random: np.random.Generator) -> Floats:
+    """A change of colour as strong, in a random direction."""
+    direction = random.standard_normal(len(logs))
+    turned: Floats = direction * np.linalg.norm(logs) / np.linalg.norm(direction)
+    return turned
+
+
+def _removed(name: str, whole: float, after: Floats, target: int) -> dict[str, float]:
+    """How much the probability of the class falls, and whether another class is predicted."""
+    return {name: whole - float(after[target]), f"{name}_flip": float(int(after.argmax()) != target)}
+
+
+def _removed_from(name: str, whole: float, after: Floats, target: int) -> dict[str, float]:
+    flips = after.argmax(axis=1) != target
+    return {name: whole - float(after[:, target].mean()), f"{name}_flip": float(flips.mean())}
+
+
+def _added(name: str, before: Floats, after: Floats, target: int) -> dict[str, float]:
+    """How much the probability of the class rises, and whether it is predicted then."""
+    return {name: float(after[target] - before[target]), f"{name}_flip": float(int(after.argmax()) == target)}

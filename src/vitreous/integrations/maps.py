@@ -1,0 +1,347 @@
+"""Maps in the pixels of the model's input, and our protocols on maps that others made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from vitreous._utils.messages import short_repr, warn_caller
+from vitreous._utils.torch_state import preserves_torch_state
+from vitreous.architecture.evaluation_copy import evaluation_copy
+from vitreous.errors import InputError, ModelError, ProtocolError
+from vitreous.evaluation.protocols import Protocol, find_protocol
+from vitreous.evaluation.runner.adapters import ImageAdapter, Maps
+from vitreous.evaluation.runner.measure import Row, columns_of, measure
+from vitreous.evaluation.statistics import Estimate, estimates
+from vitreous.evaluation.tasks.faithfulness import EfficientRandomisation, ShiftStability
+from vitreous.evaluation.tasks.sanity import Randomisation, Sensitivity
+from vitreous.evaluation.tasks.task import Case, ImageBatch, MissingAnnotationError, Picture
+from vitreous.explanation.explanation import Explanation
+from vitreous.explanation.views import display_maps
+from vitreous.inputs.patch_geometry import PatchGeometry, enlarge
+from vitreous.methods.perturbation import patch_of_pixel
+from vitreous.models import LoadedModel
+from vitreous.models.loaded import with_resolved_outputs
+from vitreous.models.pixels import Images, Model, find_model, find_pixels
+
+Spread = Literal["share", "value", "smooth"]
+
+# They explain other images or another network, which takes the method and not its maps.
+_EXPLAIN_AGAIN = (Randomisation, Sensitivity, EfficientRandomisation, ShiftStability)
+
+
+def pixel_maps(explanation: Explanation, method: str, spread: Spread = "share") -> Tensor:
+    """Raw scores of patches as raw scores of pixels.
+
+    Args:
+        explanation: whose maps.
+        method: one of its methods.
+        spread: ``share``: every pixel has an equal part of its patch's score, so that the sum over pixels is the sum
+            over patches; ``value``: every pixel has the score of its patch; ``smooth``: interpolated between the
+            patches' centres.
+
+    Returns:
+        (batch, height, width), or (batch, k, height, width) for k classes; maps of pixels stay as they are.
+    """
+    if spread not in get_args(Spread):
+        given = spread if isinstance(spread, str) else short_repr(spread)
+        raise InputError(f"spread={given} is not one of {', '.join(get_args(Spread))}")
+    grid, size, scores = explanation.grid_of(method), explanation.image_size, explanation.scores[method]
+    if grid == size:
+        return scores.reshape(*scores.shape[:-1], *size)
+    geometry = explanation.geometry
+    if spread == "smooth":
+        cells = scores.reshape(*scores.shape[:-1], *grid)
+        return enlarge(cells, size, geometry or _equal_cells(grid, size), smooth=True)
+    if geometry is not None and not geometry.shows_all(grid):
+        geometry = None  # a patch without a pixel of its own would be lost
+    patch = patch_of_pixel(grid, size, geometry).to(scores.device)
+    if spread == "share":
+        scores = scores / torch.bincount(patch, minlength=scores.shape[-1]).to(scores)
+    return scores[..., patch].reshape(*scores.shape[:-1], *size)
+
+
+def _equal_cells(grid: tuple[int, int], size: tuple[int, int]) -> PatchGeometry:
+    pitch = size[0] / grid[0], size[1] / grid[1]
+    return PatchGeometry((pitch[0] / 2, pitch[1] / 2), pitch, size)
+
+
+def unit_maps(explanation: Explanation, method: str) -> Tensor:
+    """Smooth maps in [0, 1] at the input's size: of signed ones what speaks for the class, as CAM libraries show it."""
+    grid, scores = explanation.grid_of(method), explanation.scores[method]
+    shown = scores.clamp(min=0) if explanation.signed[method] else scores
+    size, geometry = explanation.image_size, explanation.geometry
+    return display_maps(shown, grid, size, signed=False, smooth=True, geometry=geometry)
+
+
+@dataclass(frozen=True)
+class MapResults:
+    """What a protocol measured on maps that others made.
+
+    Attributes:
+        protocol: how it was measured.
+        rows: one row per image and name: ``image``, ``method``, ``error`` and the protocol's columns.
+        estimates: by name, every metric by its name, with its interval over the images.
+    """
+
+    protocol: Protocol
+    rows: tuple[Row, ...]
+    estimates: Mapping[str, Mapping[str, Estimate]]
+
+    @property
+    def errors(self) -> dict[tuple[str, str], str]:
+        """Why maps could not be measured, by image and name."""
+        return {(str(row["image"]), str(row["method"])): str(row["error"]) for row in self.rows if row["error"]}
+
+    def __str__(self) -> str:
+        metrics = self.protocol.metrics()
+        lines = [
+            f"{name}: " + ", ".join(f"{metric.label} {metric.format(found[metric.name].mean)}" for metric in metrics)
+            for name, found in self.estimates.items()
+        ]
+        return "\n".join([f"{self.protocol.name} on {len({row['image'] for row in self.rows})} images", *lines])
+
+
+@preserves_torch_state
+def evaluate_maps(
+    model: Model,
+    images: Images,
+    maps: ArrayLike | Tensor | Mapping[str, ArrayLike | Tensor],
+    protocol: str | Protocol,
+    *,
+    targets: ArrayLike | Tensor | None = None,
+    labels: ArrayLike | Tensor | None = None,
+    masks: ArrayLike | Tensor | None = None,
+    objects: Sequence[Sequence[int | None]] | None = None,
+    names: Sequence[str] | None = None,
+) -> MapResults:
+    """Measure maps that were made elsewhere under one of our protocols.
+
+    Nothing is stored. What explains other images or another network by the same method (model randomisation,
+    sensitivity, shifts) cannot be measured on maps and is left out with a warning.
+
+    Args:
+        model: as ``explain`` takes it, with known preprocessing: a name, a model that timm made, or a pair of a model
+            and its ``Preprocessing``.
+        images: a preprocessed tensor (batch, 3, height, width), or pictures, which are preprocessed as the model's own
+            preprocessing says, whatever the protocol's way to resize.
+        maps: numpy arrays or tensors, higher for what speaks more for the class: (batch, rows, columns) of the patch
+            grid or (batch, height, width) of the input, or (batch, k, ...) for k classes; several in a mapping by name.
+        protocol: a protocol on images, or its name.
+        targets: the class that each map explains, one for all, (batch,) or (batch, k); the predicted one by default.
+            Maps of other classes that the protocol asks for are missing, and counted as such.
+        labels: the true class of each image, where the protocol needs it.
+        masks: (batch, height, width) at the model's resolution: 0 background, n the n-th object, -1 not counted.
+        objects: for every image the classes of object 1, 2, ...
+        names: of the images, which seed what is random.
+
+    Raises:
+        ProtocolError: the protocol cannot be measured on given maps.
+        InputError: the shapes do not fit.
+
+    Examples:
+        >>> import numpy as np
+        >>> import vitreous
+        >>> maps = {"centre": np.outer(np.hanning(32), np.hanning(32))[None]}  # anything (batch, height, width)
+        >>> results = vitreous.evaluate_maps(model, "demo.jpg", maps, "tokentm-probability")
+        >>> list(results.estimates["centre"])
+        ['AOPC', 'LOdds']
+    """
+    chosen = _on_maps(find_protocol(protocol) if isinstance(protocol, str) else protocol)
+    loaded = _with_preprocessing(model)
+    pixels, _ = find_pixels(loaded, loaded.model, images)
+    given = maps if isinstance(maps, Mapping) else {"maps": maps}
+    if not given:
+        raise InputError("no map was given")
+    tensors = {str(name): _numbers(values, f"the maps {name!r}").to(pixels.device) for name, values in given.items()}
+    batch = len(pixels)
+    classes = None if targets is None else _classes(targets, batch)
+    samples = [
+        _GivenSample(
+            name=names[number] if names is not None else f"image-{number}",
+            pixels=pixels[[number]],
+            maps={name: _of_image(values, number, batch, name, classes) for name, values in tensors.items()},
+            targets=None if classes is None else tuple(classes[number].tolist()),
+            label=None if labels is None else int(_vector(labels, batch, "labels")[number]),
+            mask=None if masks is None else _mask(masks, pixels, number),
+            objects=() if objects is None else tuple(objects[number]),
+        )
+        for number in range(batch)
+    ]
+    if len({sample.name for sample in samples}) != batch:
+        raise InputError("names must be unique, one per image")
+    rows = measure(_GivenMaps(loaded, chosen), samples, chosen, list(tensors))  # type: ignore[arg-type]
+    return MapResults(chosen, tuple(rows), _estimates(rows, list(tensors), chosen))
+
+
+def _on_maps(protocol: Protocol) -> Protocol:
+    if protocol.reads != "photos":
+        raise ProtocolError(f"{protocol.name} is measured on texts, not on maps of images")
+    if protocol.mosaic is not None:
+        raise ProtocolError(f"{protocol.name} is measured on mosaics of photos, of which there are no maps here")
+    tasks = tuple(task for task in protocol.tasks if not isinstance(task, _EXPLAIN_AGAIN))
+    left_out = [task.kind for task in protocol.tasks if task not in tasks]
+    if not tasks:
+        raise ProtocolError(
+            f"{protocol.name} explains other images or weights by the same method; maps alone are not enough: "
+            "use vitreous.evaluate with a method, your own one by vitreous.plugin"
+        )
+    if left_out:
+        warn_caller(f"not measured on given maps, for it takes the method itself: {', '.join(left_out)}")
+    return replace(protocol, tasks=tasks)
+
+
+def _with_preprocessing(model: Model) -> LoadedModel:
+    found = find_model(model, None)
+    if not isinstance(found, LoadedModel):
+        name = type(found).__name__
+        if not isinstance(found, nn.Module):
+            raise InputError(f"model must be an nn.Module or a name, not {name}")
+        raise ModelError(
+            f"the preprocessing of {name} is not known, and with it the value of a black pixel: give a pair "
+            "(model, vitreous.models.Preprocessing(...))"
+        )
+    return with_resolved_outputs(replace(found, model=evaluation_copy(found.model)))
+
+
+def _numbers(values: Any, what: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(np.asarray(values) if not isinstance(values, Tensor) else values).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{what} must be numbers, in an array or a tensor") from error
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise InputError(f"{what} must be numbers, not {tensor.dtype}")
+    return tensor if tensor.is_floating_point() else tensor.double()
+
+
+def _vector(values: Any, batch: int, what: str) -> Tensor:
+    found = torch.as_tensor(values)
+    if found.dim() == 0:
+        found = found.expand(batch)
+    if found.is_floating_point() or len(found) != batch:
+        raise InputError(f"{what} must be whole numbers, one per image ({batch}), not {tuple(found.shape)}")
+    return found.to(torch.int64).cpu()
+
+
+def _classes(targets: Any, batch: int) -> Tensor:
+    found = _vector(targets, batch, "targets")
+    if found.dim() > 2:
+        raise InputError(f"targets must have shape (batch,) or (batch, k), not {tuple(found.shape)}")
+    return found if found.dim() == 2 else found[:, None]
+
+
+def _mask(masks: Any, pixels: Tensor, number: int) -> NDArray[np.int16]:
+    found = np.asarray(masks.cpu() if isinstance(masks, Tensor) else masks)
+    if found.shape != (len(pixels), *pixels.shape[-2:]) or found.dtype.kind not in "iub":
+        raise InputError(
+            f"masks must be whole numbers {(len(pixels), *pixels.shape[-2:])}, at the size of the model's input, not "
+            f"{found.dtype} {found.shape}"
+        )
+    return found[number].astype(np.int16)
+
+
+def _of_image(values: Tensor, number: int, batch: int, name: str, classes: Tensor | None) -> Tensor:
+    """The maps of one image, (k, rows, columns)."""
+    several = 1 if classes is None else classes.shape[1]
+    if values.dim() == 4 and values.shape[1] == 1 and several == 1:  # (batch, 1, height, width), as CNN code has it
+        values = values[:, 0]
+    if values.dim() == 3 and several == 1:
+        values = values[:, None]
+    if values.dim() != 4 or values.shape[0] != batch or values.shape[1] != several:
+        expected = f"({batch}, rows, columns)" if several == 1 else f"({batch}, {several}, rows, columns)"
+        raise InputError(f"the maps {name!r} must have shape {expected}, not {tuple(values.shape)}")
+    return values[number]
+
+
+@dataclass(frozen=True)
+class _GivenSample:
+    """One image with its maps, (k, rows, columns) by name."""
+
+    name: str
+    pixels: Tensor
+    maps: Mapping[str, Tensor]
+    targets: tuple[int, ...] | None
+    label: int | None
+    mask: NDArray[np.int16] | None
+    objects: tuple[int | None, ...]
+
+
+class _GivenMaps(ImageAdapter):
+    """Images that are preprocessed already, and their maps."""
+
+    def __init__(self, model: LoadedModel, protocol: Protocol) -> None:
+        super().__init__(model, protocol.resize)
+        self._samples: Mapping[str, _GivenSample] = {}
+
+    def spelling(self, method: str) -> str:
+        return method  # the caller's name for the maps
+
+    def prepare(self, sample: Any) -> Tensor:
+        pixels: Tensor = sample.pixels
+        return pixels
+
+    def open(self, samples: Sequence[Any], prepared: Sequence[Tensor]) -> ImageBatch:
+        self._samples = {sample.name: sample for sample in samples}
+        return super().open(samples, prepared)
+
+    def maps(
+        self, batch: ImageBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
+    ) -> Maps:
+        grid, size = batch.runner.layout.grid, batch.runner.size
+        batch.runner.geometry = batch.runner.layout.geometry
+        found: Maps = {}
+        for image, classes in zip(images, targets, strict=True):
+            picture = batch.pictures[image]
+            sample = self._samples[picture.name]
+            explained = sample.targets or (picture.predicted,)
+            missing = sorted(set(classes) - set(explained))
+            if missing:
+                raise MissingAnnotationError(
+                    f"the protocol measures the map of class {missing[0]}, and the maps given explain "
+                    f"{', '.join(map(str, explained))}: give maps (batch, k, ...) and targets (batch, k)"
+                )
+            for method in methods:
+                values = sample.maps[method]
+                if tuple(values.shape[-2:]) not in {grid, size}:
+                    raise InputError(
+                        f"the maps {method!r} have {tuple(values.shape[-2:])} rows and columns: they must be those of "
+                        f"the patches, {grid}, or of the input, {size}"
+                    )
+                by_class = dict(zip(explained, values, strict=True))
+                found[Case(image, method)] = {number: by_class[number] for number in classes}
+        return found
+
+    def _picture(self, sample: Any, logits: Tensor) -> Picture:
+        return Picture(
+            name=sample.name,
+            predicted=int(logits.argmax()),
+            classes=len(logits),
+            label=sample.label,
+            mask=sample.mask,
+            objects=sample.objects,
+        )
+
+
+def _estimates(rows: Sequence[Row], names: Sequence[str], protocol: Protocol) -> dict[str, dict[str, Estimate]]:
+    columns = columns_of(protocol)
+    tables = {
+        name: np.array(
+            [
+                [np.nan if row[column] is None else row[column] for column in columns]
+                for row in rows
+                if row["method"] == name
+            ],
+            dtype=np.float64,
+        )
+        for name in names
+    }
+    found: dict[str, dict[str, Estimate]] = {name: {} for name in names}
+    for estimate in estimates(tables, columns, protocol.metrics()):
+        found[estimate.method][estimate.metric] = estimate
+    return found
