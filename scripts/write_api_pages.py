@@ -17,6 +17,19 @@ from vitreous.methods import __all__ as methods_names
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTICE = "Written by `scripts/write_api_pages.py`; the text comes from docstrings.\n"
+# By name, for importing the modules takes the packages that they adapt to.
+INTEGRATIONS = {
+    "captum": ("VitreousAttribution", "attribution_class"),
+    "quantus": ("explain_func",),
+    "grad_cam": ("VitreousCAM", "cam_class"),
+    "maps": ("MapResults", "pixel_maps"),
+    "training": (
+        *("watch", "Watcher", "lightning_callback", "find_logger"),
+        *("MapLogger", "TensorBoardLogger", "MLflowLogger", "WandbLogger"),
+    ),
+    "formats": ("heatmap_masks", "to_coco", "write_voc_masks", "write_maps", "read_maps", "add_fiftyone_heatmaps"),
+    "medical": ("read_dicom", "read_nifti", "write_secondary_capture"),
+}
 INHERITED = "    options:\n      inherited_members: true\n"
 _WITH_INHERITED = ("vitreous.Explanation", "vitreous.TextExplanation")
 CONTEXT = """In the examples, `model` is a model, `explanation` its explanation of the image `demo.jpg`,
@@ -65,6 +78,14 @@ def pages() -> dict[str, str]:
             "API: vitreous.metrics",
             "A metric is a pure function of arrays. [Metrics](metrics.md) lists the numbers over a data set.\n",
             {"": [f"vitreous.metrics.{name}" for name in metrics.__all__]},
+        ),
+        "api-integrations.md": _page(
+            "API: vitreous.integrations",
+            "[Other tools](integrations.md) shows each of them.\n",
+            {
+                name: [f"vitreous.integrations.{name}.{member}" for member in members]
+                for name, members in INTEGRATIONS.items()
+            },
         ),
     }
 

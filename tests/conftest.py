@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 # Files that take longest, by processor time or because they wait for servers and browsers: they are begun first, so
 # that none is left for one process alone in the end. ``make test`` keeps this order.
 LONG = (
-    *("methods/test_on_photos", "web/test_web_server", "baseline/test_baseline", "evaluation/test_evaluation_ray"),
-    *("architecture/test_zoo", "docs/test_readme", "families/test_timm", "families/test_transformers"),
-    *("evaluation/test_evaluation_killed", "web/test_web_browser", "docs/test_notebooks", "cli/test_cli"),
-    *("cli/test_cli_evaluate", "tape/test_tape", "pictures/test_figures", "families/test_texts"),
+    *("methods/test_on_photos", "web/test_web_server", "docs/test_readme", "evaluation/test_evaluation_ray"),
+    *("web/test_web_browser", "architecture/test_zoo", "families/test_timm", "evaluation/test_evaluation_killed"),
+    *("docs/test_notebooks", "cli/test_cli", "tape/test_tape", "cli/test_cli_evaluate", "families/test_transformers"),
+    *("pictures/test_figures", "baseline/test_baseline", "evaluation/test_evaluation_memory", "tape/test_interrupts"),
+    *("families/test_texts", "evaluation/test_evaluate", "evaluation/test_evaluation_store"),
+    *("architecture/test_stages", "families/test_plain_encoder", "cli/test_startup"),
 )
 
 
@@ -40,6 +42,7 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """What imports and collection left, some millions of objects, need not be looked through by every collection."""
     gc.freeze()
+    gc.set_threshold(700, 10, 100)  # whatever survived that long is seldom garbage
     gc.enable()
 
 

@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("evaluation.runner",),
     ("evaluation.engines", "evaluation.report"),
     ("evaluation", "evaluation.evaluate"),
-    ("auditing", "integrations", "speed", "targets"),
+    ("auditing", "evaluation.recommend", "integrations", "speed", "targets"),
     ("",),  # the public names, which the page and the command line use as anyone would
     ("web",),
     ("cli",),

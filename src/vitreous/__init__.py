@@ -25,6 +25,7 @@ __all__ = [
     "load_text_model",
     "match_patches",
     "match_words",
+    "recommend",
     "rules",
     "similar",
     "speed",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from vitreous.api.trust import trust
     from vitreous.auditing.audit import audit
     from vitreous.evaluation.evaluate import evaluate
+    from vitreous.evaluation.recommend import recommend
     from vitreous.explanation.explanation import Explanation
     from vitreous.integrations.maps import evaluate_maps
     from vitreous.methods import list_methods
@@ -72,6 +74,7 @@ _MODULES = {
     "load_text_model": "vitreous.models.text_models",
     "match_patches": "vitreous.api.similarity",
     "match_words": "vitreous.text.prompts",
+    "recommend": "vitreous.evaluation.recommend",
     "rules": None,
     "similar": "vitreous.api.similarity",
     "speed": None,

@@ -13,7 +13,7 @@ Examples:
 from vitreous.inputs.dense_targets import Box, Pixels, Query, Token
 from vitreous.inputs.target import OriginalRun, Target, TargetContext, register_stored
 from vitreous.inputs.target_objects import Class, Contrast, Logit, Output, Probability, Similarity
-from vitreous.models.dual_encoder import Prompt
+from vitreous.models.prompt_target import Prompt
 
 __all__ = [
     "Box",

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 import vitreous
 from small_models import PATCHES, golden_model, random_images, small_vit
+from vitreous._utils.defaults import CANDIDATES
 from vitreous.cli import app
-from vitreous.errors import InputError
+from vitreous.errors import InputError, MethodError
 from vitreous.explanation.trust import (
     KEPT,
     RANDOM_ORDERS,
@@ -275,3 +276,68 @@ def test_the_command_line_prints_it_and_has_it_in_json(tmp_path):
     assert "Trust: " in page.read_text(encoding="utf-8")
     without = json.loads(CliRunner().invoke(app, [*arguments[:-1], "--json"]).stdout)
     assert "trust" not in without["photos"][0]
+
+
+class TestFarPhotos:
+    def test_a_photo_below_nearly_all_references_is_a_note(self):
+        model, images = small_vit(depth=2), random_images(40)
+        energies = model(images).logsumexp(dim=1).detach()
+        order = energies.argsort()
+        reference, lowest, highest = images[order[10:]], images[order[:1]], images[order[-1:]]
+        bound = float(np.percentile(energies[order[10:]].numpy(), 2))
+        for photo, far in ((lowest, True), (highest, False)):
+            explanation = vitreous.explain(model, photo, ["gae"])
+            (found,) = vitreous.trust(model, photo, explanation, shift=False, reference=reference)
+            # Float64: the same numbers in other batches.
+            assert found.energy == pytest.approx(float(model(photo).logsumexp(dim=1)), abs=1e-10)
+            assert found.energy_bound == pytest.approx(bound, abs=1e-10)
+            assert any("far from what the model knows" in note for note in found.notes) == far
+            assert found.verdict != "good" or not far
+
+    def test_without_references_nothing_is_said(self):
+        model, images = small_vit(depth=2), random_images(1)
+        (found,) = vitreous.trust(model, images, vitreous.explain(model, images, ["gae"]), shift=False)
+        assert found.energy_bound is None
+        assert "far from" not in found.sentence
+
+    def test_sigmoid_outputs_have_no_energy(self):
+        model, images = small_vit(depth=2), random_images(1)
+        explanation = vitreous.explain(model, images, ["gae"], outputs="sigmoid")
+        (found,) = vitreous.trust(model, images, explanation, shift=False, reference=random_images(12))
+        assert found.energy is None
+
+    def test_a_few_references_are_refused(self):
+        model, images = small_vit(depth=2), random_images(3)
+        with pytest.raises(InputError, match="10 photos at least"):
+            vitreous.trust(model, images, vitreous.explain(model, images, ["gae"]), reference=images)
+
+
+class TestAuto:
+    def test_the_map_with_the_largest_gap_is_kept(self):
+        model, images = golden_model()
+        chosen = vitreous.explain(model, images[:1], "auto")
+        every = vitreous.explain(model, images[:1], list(CANDIDATES))
+        (measured,) = vitreous.trust(model, images[:1], every, shift=False)
+        assert chosen.methods == (measured.best,)
+        assert torch.equal(chosen.scores[measured.best], every.scores[measured.best])
+        gaps = chosen.provenance["auto"]["gaps"]
+        assert gaps == pytest.approx({name: map_.gap for name, map_ in measured.maps.items()}, abs=1e-9)
+
+    def test_a_list_of_it_alone_is_the_same(self):
+        model, images = golden_model()
+        assert (
+            vitreous.explain(model, images[:1], ["auto"]).methods == vitreous.explain(model, images[:1], "auto").methods
+        )
+
+    def test_where_no_patch_matters_that_is_a_warning(self):
+        with pytest.warns(UserWarning, match="no candidate is better than random orders"):
+            vitreous.explain(Deaf(), random_images(1), "auto")
+
+    def test_where_nothing_can_be_measured_the_first_candidate_is_taken(self):
+        with pytest.warns(UserWarning, match="could not be measured here"):
+            found = vitreous.explain(small_vit(), random_images(1), "auto", outputs="value")
+        assert found.methods == CANDIDATES[:1]
+
+    def test_another_output_is_refused(self):
+        with pytest.raises(MethodError, match="name the methods"):
+            vitreous.explain(small_vit(), random_images(1), "auto", call=lambda model, x: model(x))

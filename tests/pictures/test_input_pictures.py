@@ -163,17 +163,25 @@ class TestWithAPicture:
             "path": (tmp_path / "photo.png", {}),
         }[request.param]
 
-    def test_every_form_gives_the_same_pictures(self, explained, given):
+    @pytest.fixture(scope="class")
+    def wanted(self, explained):
+        """What is drawn on the photos themselves."""
         explanation, _, seen = explained
+        with_photos = replace(explanation, images=tuple(seen), images_note=None)
+        figures = [array(with_photos.figure(name, 1).image()) for name in FIGURES]
+        return array(with_photos.overlay("tokentm", 1, 1)), figures
+
+    def test_every_form_gives_the_same_pictures(self, explained, wanted, given):
+        explanation, *_ = explained
         image, normalised = given
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             laid = explanation.overlay("tokentm", 1, 1, image=image, **normalised)
             sheets = [explanation.figure(name, 1, image=image, **normalised) for name in FIGURES]
-        wanted = replace(explanation, images=tuple(seen), images_note=None)
-        assert np.array_equal(array(laid), array(wanted.overlay("tokentm", 1, 1)))
-        for name, sheet in zip(FIGURES, sheets, strict=True):
-            assert np.array_equal(array(sheet.image()), array(wanted.figure(name, 1).image()))
+        overlay, figures = wanted
+        assert np.array_equal(array(laid), overlay)
+        for sheet, figure in zip(sheets, figures, strict=True):
+            assert np.array_equal(array(sheet.image()), figure)
 
     def test_all_images_get_theirs_for_notebook_and_report(self, explained, tmp_path):
         explanation, tensor, seen = explained

@@ -25,30 +25,25 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO
 
-import vitreous
-
-PACKAGES = ("torch", "torchvision", "timm", "transformers", "safetensors.torch", "matplotlib.figure", "pyarrow.parquet")
-
-
-def _modules_of_vitreous() -> list[str]:
-    """All but the page's, which imports Gradio."""
-    root = Path(vitreous.__file__).parent
-    files = [file.relative_to(root.parent).with_suffix("") for file in sorted(root.rglob("*.py"))]
-    names = [".".join(part for part in file.parts if part != "__init__") for file in files]
-    return [name for name in names if not name.startswith("vitreous.web") and not name.endswith("__main__")]
-
 
 @cache
 def _server() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PACKAGES, *_modules_of_vitreous()])
+    context.set_forkserver_preload(["preloaded"])
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [path])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if path is not None:
+            os.environ["PYTHONPATH"] = path
     return context
 
 
 def parent_of_all() -> int:
     """The process that what is started has for its parent."""
     _server()
-    forkserver.ensure_running()
     return forkserver._forkserver._forkserver_pid
 
 

@@ -46,7 +46,7 @@ FLAGS = (
     "--disable-dev-shm-usage",
     "--window-size=1280,1000",
 )
-PATIENCE = 60  # seconds; a quiet machine needs one or two
+PATIENCE = 120  # seconds; a quiet machine needs one or two
 
 
 class Page:

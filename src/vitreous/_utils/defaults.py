@@ -12,6 +12,16 @@ if TYPE_CHECKING:
 
 
 DEFAULT_METHODS = ("tokentm", "gradtoken", "decompx.skipplus")
+# What methods="auto" and ``recommend`` choose from: the methods of the default, the ones that lead a column of the
+# results, and their sum. They share one forward pass and four backward passes.
+CANDIDATES = (
+    *DEFAULT_METHODS,
+    "gae",
+    "fullgrad_plus:rule=libra",
+    "decompx.skipplus.propagate",
+    "twoscale",
+)
+AUTO = "auto"
 DEFAULT_OPACITY = 0.85  # of a heatmap over its image
 SHARD_SIZE = 16  # images that are computed and stored together
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.defaults import DEFAULT_METHODS
+from vitreous._utils.defaults import AUTO, CANDIDATES, DEFAULT_METHODS
 from vitreous._utils.messages import short_repr, warn_caller
 from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.run_methods import run_on_images
@@ -32,9 +32,10 @@ from vitreous.methods import list_methods
 from vitreous.methods.spelling import Recipe, parse
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.models.display_images import DisplayImages, display_images
-from vitreous.models.dual_encoder import embed_prompts, find_dual_encoder, holds_prompts
+from vitreous.models.dual_encoder import find_dual_encoder
 from vitreous.models.loaded import with_resolved_outputs
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
+from vitreous.models.prompt_target import embed_prompts, holds_prompts
 from vitreous.models.wrap_model import called_by, known_class_names
 from vitreous.tape.output import OutputReader
 
@@ -121,7 +122,9 @@ def explain(
             where it is known how photos become the input: with a name, a pair, or a model that timm made.
         methods: spellings, ``name[.aggregation...][:option=value,...]``. All of them share one forward pass.
             ``None`` for tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out
-            with a warning.
+            with a warning. ``"auto"`` tries seven candidates (the three, gae, fullgrad_plus:rule=libra,
+            decompx.skipplus.propagate and twoscale) and keeps the one that the model's answers to parts of the images
+            speak for most: some eight forward passes more; see ``vitreous.trust``.
         target: the class to explain: ``None`` for the predicted one, one for all images, one per image ``(batch,)``, or
             several per image ``(batch, k)``; by number, or by name where the model's class names are known. In the
             place of a class a target of ``vitreous.targets``, such as ``Contrast("tabby", "tiger cat")``, or its
@@ -150,7 +153,12 @@ def explain(
         >>> explanation.save("explanation").name
         'explanation'
     """
-    recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
+    auto = _is_auto(methods)
+    recipes = find_recipes(_spellings(methods))
+    if auto and not (call is None and output is None):
+        raise MethodError(
+            f"methods={AUTO!r} asks the model again, which is not possible with call= or output=: name the methods"
+        )
     check_outputs(outputs)
     if holds_prompts(target):
         dual = find_dual_encoder(model)
@@ -174,7 +182,7 @@ def explain(
         with running_in(precision, pixels.device, some):
             return run_in_evaluation(network, run_network)
 
-    recipes, result, left_out = run_allowed(run, recipes, optional=methods is None)
+    recipes, result, left_out = run_allowed(run, recipes, optional=methods is None or auto)
     provenance = _provenance(loaded, network, recipes, result.family)
     if stage is not None:
         provenance["stage"] = stage
@@ -184,7 +192,25 @@ def explain(
         provenance["targets"] = list(dict.fromkeys(str(each) for row in wanted.rows for each in row))
     drawn = display_images(pixels, _preprocessing(loaded)) if pictures is None else DisplayImages(pictures)
     known = {"images": drawn.images, "images_note": drawn.note, "provenance": provenance, "left_out": left_out}
-    return _explanation(loaded, pixels, recipes, result, **known)
+    explanation = _explanation(loaded, pixels, recipes, result, **known)
+    return _most_trusted(loaded, images, explanation) if auto else explanation
+
+
+def _is_auto(methods: Any) -> bool:
+    """Whether the method is to be chosen by what the model says to parts of the images."""
+    return methods == AUTO or (isinstance(methods, list | tuple) and list(methods) == [AUTO])
+
+
+def _spellings(methods: str | Sequence[str] | None) -> str | Sequence[str]:
+    if methods is None:
+        return DEFAULT_METHODS
+    return CANDIDATES if _is_auto(methods) else methods
+
+
+def _most_trusted(loaded: LoadedModel | nn.Module, images: Images, explanation: Explanation) -> Explanation:
+    from vitreous.api.trust import most_trusted  # noqa: PLC0415  # it explains by this module
+
+    return most_trusted(loaded, images, explanation)
 
 
 @preserves_torch_state

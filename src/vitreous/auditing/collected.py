@@ -71,8 +71,9 @@ class Collected:
     @cached_property
     def background(self) -> Bools:
         """Patches outside of the object, (photos, patches); of an estimated object also without its neighbours."""
-        known = np.isfinite(self.objects).all(axis=1)
-        inside = np.nan_to_num(self.objects.astype(np.float32), nan=1.0) >= np.where(self.masked, 0.1, 0.5)[:, None]
+        known: Bools = np.asarray(np.isfinite(self.objects).all(axis=1))
+        covered = np.nan_to_num(self.objects.astype(np.float64), nan=1.0)
+        inside: Bools = np.asarray(covered >= np.where(self.masked, 0.1, 0.5)[:, None])
         estimated = ~self.masked
         inside[estimated] = _dilated(inside[estimated], self.grid)
         return ~inside & known[:, None]
@@ -153,7 +154,7 @@ def _assembled(
         *failures,
         *((name, "its grid of patches is another") for name, same in zip(names, alike, strict=True) if not same),
     ]
-    kept = np.flatnonzero(alike)
+    kept: list[int] = np.flatnonzero(alike).tolist()
     patches = int(grid.prod())
     features = [lists["features[]"][place] for place in kept]
     nothing = np.full(patches, np.nan, np.float16)
@@ -184,7 +185,8 @@ def _present(row: NDArray[np.float16] | None) -> NDArray[np.float16]:
 def places_of(grid: tuple[int, int]) -> dict[str, Bools]:
     """Corners, edges and the border of a grid of patches, (patches,) each; none of a grid below 4 x 4.
 
-    A corner is a quarter of each side, an edge an eighth of one side, the border all four edges.
+    A corner is a quarter of each side, an edge an eighth of one side, the border a sixteenth of all sides, and at least
+    one patch.
     """
     rows, columns = grid
     if min(grid) < 4:
@@ -204,7 +206,9 @@ def places_of(grid: tuple[int, int]) -> dict[str, Bools]:
         "left edge": [(everything, slice(0, wide))],
         "right edge": [(everything, slice(columns - wide, columns))],
     }
-    cut["border"] = [cut[edge][0] for edge in ("upper edge", "lower edge", "left edge", "right edge")]
+    thin, narrow = (max(1, round(count / 16)) for count in grid)
+    cut["border"] = [(slice(0, thin), everything), (slice(rows - thin, rows), everything)]
+    cut["border"] += [(everything, slice(0, narrow)), (everything, slice(columns - narrow, columns))]
     found = {}
     for name, parts in cut.items():
         chosen = np.zeros(grid, dtype=bool)

@@ -26,6 +26,7 @@ from vitreous.metrics.perturbation import probabilities
 
 _KEPT_PHOTOS = 48  # decoded photos in memory
 _TRIED_SHIFTS = 8
+_LARGE = 1 / 3  # part of the patches
 _RANDOM_DROPS = 20  # that one unusual photo is compared with
 
 Effects = dict[str, list[float]]
@@ -99,7 +100,10 @@ class Interventions:
         target, background = suspicion.target, suspicion.kind == "background"
         own = self._pixels(photo)
         moved = [self._elsewhere(region, random) for _ in range(self._settings.controls)]
-        effects = self._dropped(own, photo, target, region, moved)
+        # A border of whole patches may be half of a photo: of one that is more than a third, only a frame of pixels
+        # is exchanged, and nothing is dropped.
+        thin = suspicion.place == "border" and region.mean() > _LARGE
+        effects = {} if thin else self._dropped(own, photo, target, region, moved)
         host, donor = self._others(target, random)
         if donor is None or host is None:
             return effects
@@ -111,12 +115,12 @@ class Interventions:
             pasted = control  # the same patches of both, all of them background in all three photos
         away = self._elsewhere(region, random)
         edits = [
-            self._put(own, given, region, region),
-            *(self._put(own, given, other, other) for other in moved),
-            self._put(there, own, pasted, pasted),
-            self._put(there, given, control, control),
-            self._put(there, own, away, region),
-            self._put(there, given, away, region),
+            self._put(own, given, region, region, thin=thin),
+            *(self._put(own, given, other, region, thin=thin, moved=False) for other in moved),
+            self._put(there, own, pasted, pasted, thin=thin),
+            self._put(there, given, control, control, thin=thin),
+            self._put(there, own, away, region, thin=thin),
+            self._put(there, given, away, region, thin=thin),
             there,
         ]
         chances = self._chances(torch.cat(edits))
@@ -227,15 +231,31 @@ class Interventions:
         best: Bools = min(moved, key=lambda other: int((other & grid).sum())).ravel()
         return best
 
-    def _put(self, into: Tensor, source: Tensor, where: Bools, which: Bools) -> Tensor:
-        """A photo with patches of another: those of ``which`` at the places of ``where``, a moved copy of it."""
+    def _put(
+        self, into: Tensor, source: Tensor, where: Bools, which: Bools, *, thin: bool = False, moved: bool = True
+    ) -> Tensor:
+        """A photo with patches of another.
+
+        Args:
+            into: the photo.
+            source: the other one.
+            where: the places of the patches: ``which``, moved around the picture.
+            which: the patches.
+            thin: exchange only what of them lies in the outer twelfth of the picture.
+            moved: whether the patches come from ``which``, rather than from ``where``.
+        """
         size = into.shape[-2], into.shape[-1]
         rows, columns = self._collected.grid
+        mask = torch.from_numpy(which.reshape(1, rows, columns)).double()
+        pixels = enlarged(mask, size, "nearest", self._runner.layout.geometry)[0] > 0.5
+        if thin:
+            high, wide = (max(1, side // 12) for side in size)
+            pixels[high:-high, wide:-wide] = False
         if not np.array_equal(where, which):
             down, across = _move(which.reshape(rows, columns), where.reshape(rows, columns))
-            source = torch.roll(source, (down * size[0] // rows, across * size[1] // columns), dims=(2, 3))
-        mask = torch.from_numpy(where.reshape(1, rows, columns)).double()
-        pixels = enlarged(mask, size, "nearest", self._runner.layout.geometry)[0] > 0.5
+            shift = down * size[0] // rows, across * size[1] // columns
+            pixels = torch.roll(pixels, shift, dims=(0, 1))
+            source = torch.roll(source, shift, dims=(2, 3)) if moved else source
         return torch.where(pixels.to(into.device), source, into)
 
     def _chances(self, images: Tensor) -> Floats:

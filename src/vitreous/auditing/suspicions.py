@@ -127,7 +127,7 @@ def _places(collected: Collected, number: int, settings: SuspicionSettings) -> I
 def _background(collected: Collected, number: int, settings: SuspicionSettings) -> Iterator[Suspicion]:
     """Evidence outside of the object: more than other classes have, or more than its share of the picture."""
     background = collected.background
-    known = background.any(axis=1)
+    known: Bools = np.asarray(background.any(axis=1))
     own = collected.of_class(number)
     own = own[known[own]]
     if len(own) < settings.photos:

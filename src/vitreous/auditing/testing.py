@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
@@ -159,9 +158,11 @@ def judge(
     adjusted = iter(adjust([effect.p for each in tested for effect in each.effects.values()]))
     judged = []
     for each in tested:
-        effects = {name: _with(effect, q=next(adjusted)) for name, effect in each.effects.items()}
+        effects = {name: replace(effect, q=next(adjusted)) for name, effect in each.effects.items()}
         shown = tuple(name for name, effect in effects.items() if _counts(each.suspicion.kind, effect, decision))
-        judged.append(_with(each, **effects, finding=is_finding(each.suspicion, effects, shown), shown_by=shown))
+        found = is_finding(each.suspicion, effects, shown)
+        removal, insertion = (effects.get(name) for name in ("removal", "insertion"))
+        judged.append(replace(each, removal=removal, insertion=insertion, finding=found, shown_by=shown))
     judged.sort(key=lambda one: (not one.finding, not one.is_shortcut, -one.decided))
     return _covered(judged)
 
@@ -182,10 +183,6 @@ def is_finding(suspicion: Suspicion, effects: Collection[str], shown: Collection
         return bool(shown)
     needed = {"removal", "insertion"} if suspicion.details.get("masked") == 0.0 else {"insertion"}
     return needed <= set(shown)
-
-
-def _with(value: Any, **changes: Any) -> Any:
-    return type(value)(**{**{name: getattr(value, name) for name in value.__dataclass_fields__}, **changes})
 
 
 def _tested(suspicion: Suspicion, effects: Effects, photos: int, decision: Decision, seed: int) -> Tested:
@@ -288,7 +285,7 @@ def _covered(tested: Sequence[Tested]) -> list[Tested]:
     for number, one in enumerate(found):
         for other_number, other in enumerate(found):
             if number != other_number and _explains(other, one):
-                found[number] = _with(one, covered_by=other_number)
+                found[number] = replace(one, covered_by=other_number)
                 break
     return found
 

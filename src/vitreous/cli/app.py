@@ -22,6 +22,7 @@ from vitreous.cli.explain_text import explain_text
 from vitreous.cli.figure import figure
 from vitreous.cli.listings import datasets, methods, models_app, protocols
 from vitreous.cli.options import DEBUG, DebugOption
+from vitreous.cli.recommend import recommend
 from vitreous.cli.serve import serve
 from vitreous.cli.similar import similar
 from vitreous.cli.speed import speed
@@ -123,7 +124,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (explain, explain_text, similar, figure, serve, evaluate, report, audit, speed, methods):
+for command in (explain, explain_text, similar, figure, serve, evaluate, report, recommend, audit, speed, methods):
     app.command(cls=PlainFlagsCommand)(command)
 app.add_typer(models_app, name="models")
 app.command(cls=PlainFlagsCommand)(protocols)

@@ -105,6 +105,7 @@ def build_methods() -> list[dict[str, Any]]:
             "paper": method.paper,
             "year": method.year,
             "note": method.note,
+            **({} if (patent := method.patent) is None else {"patent": str(patent)}),
             "citation": method.citation,
             "link": method.link,
             "bf16": list(method.bf16),
@@ -350,6 +351,7 @@ def _describe_method(method: Mapping[str, Any]) -> Text:
     about.append(method["summary"], style="not bold")
     about.append(f"\n\n{method['citation']}", style="not bold")
     about.append(f"\n{method['link']}" if method["link"] else "", style="not bold blue")
+    about.append(f"\n\nPatents (no legal advice): {method['patent']}" if "patent" in method else "", style="not bold")
     about.append(f"\n\n{', '.join(properties)}", style="not bold cyan")
     aggregations = " ".join(f".{name}" for name in method["aggregations"])
     about.append(f"\naggregations: {aggregations}" if aggregations else "", style="not bold cyan")

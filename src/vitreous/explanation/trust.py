@@ -28,6 +28,8 @@ DOUBTFUL_BOUND = 0.25  # as many random orders may do as well
 LIKELY = 0.3  # below this, no class is likely
 NO_EFFECT = 0.01  # of the probability
 UNSTABLE = 0.5  # rank correlation with the map of a photo that is shifted by one pixel
+ENERGY_BOUNDS: Mapping[str, float] = {}
+FAR_SHARE = 2  # percent of the reference photos; those whose energy is lower still are far from what a model knows
 _THIRDS = (("upper left", "top", "upper right"), ("left", "centre", "right"), ("lower left", "bottom", "lower right"))
 
 
@@ -106,6 +108,9 @@ class Trust:
         removal: whether patches were ``dropped`` or ``painted``.
         evaluations: how many images the model evaluated, each with a part of its patches; the shifted one besides.
         notes: what a reader should know besides.
+        energy: log of the sum of exp(logit) over all classes, high for what a model knows (Liu et al. 2020); None where
+            outputs are no logits of a softmax.
+        energy_bound: what 98% of the reference photos are above; None where there are none.
 
     Examples:
         >>> import vitreous
@@ -133,6 +138,8 @@ class Trust:
     removal: Removal
     evaluations: int
     notes: tuple[str, ...] = ()
+    energy: float | None = None
+    energy_bound: float | None = None
 
     def __str__(self) -> str:
         return self.sentence

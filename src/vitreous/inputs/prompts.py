@@ -1,7 +1,7 @@
-"""Prompts: texts for the text tower of a dual encoder, with the place of every token in its text.
+"""Prompts: texts for the text tower of a dual encoder, with the position of every token in its text.
 
-Text towers differ from text classifiers in what they read. CLIP's reads the end token, behind a causal mask, SigLIP's
-the last of a fixed number of tokens, padding included; BERT's the class token, or the mean of all.
+Text towers pool differently from text classifiers. CLIP reads the end token, under a causal mask. SigLIP reads the last
+of a fixed number of tokens, padding included. BERT towers read the class token or the mean of all tokens.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from vitreous.inputs.texts import Piece, Reader, TokenizedText, split_words
 
 
 class PromptReader(Reader):
-    """A tokenizer of transformers and what a text tower takes of it."""
+    """Tokenizes prompts with a tokenizer of transformers."""
 
     def __init__(
         self, tower: nn.Module, tokenizer: Any, *, padded: int | None = None, longest: int | None = None
     ) -> None:
-        """Keep the tokenizer.
+        """Create the reader.
 
         Args:
             tower: takes ``input_ids`` and ``attention_mask``.
-            tokenizer: one of transformers that tells where its tokens stand.
-            padded: how many tokens the tower always gets, where it reads padding like any other token (SigLIP).
-            longest: how many tokens it takes, where that is known.
+            tokenizer: a tokenizer of transformers that returns offsets.
+            padded: the fixed number of tokens of a tower that reads padding like any other token (SigLIP).
+            longest: the maximum number of tokens, if known.
         """
         super().__init__(tower, tokenizer)
         self._padded = padded
@@ -42,7 +42,7 @@ class PromptReader(Reader):
         self.capacity = min(limits) - len(self.leading) - len(self._trailing) if limits else None
 
     def fitted(self, text: str, name: str) -> TokenizedText:
-        """Cut a prompt into pieces; those that the tower does not take are left out, with a warning."""
+        """Tokenize a prompt; pieces beyond the maximum length are left out, with a warning."""
         read = self.read(text, name)
         if self.capacity is None or len(read.pieces) <= self.capacity:
             return read
@@ -53,7 +53,7 @@ class PromptReader(Reader):
         return read.shortened(self.capacity)
 
     def inputs(self, rows: Sequence[Sequence[int]]) -> Texts:
-        """What the tower takes for rows of pieces."""
+        """The input of the tower for rows of token ids."""
         texts = super().inputs(rows)
         texts = replace(texts, prefix=min(1, len(self.leading)), end=True)
         if self._padded is None:
@@ -61,17 +61,17 @@ class PromptReader(Reader):
         missing = self._padded - texts.tokens
         numbers = nn.functional.pad(texts.parts["input_ids"], (0, missing), value=self._pad)
         content = nn.functional.pad(texts.content, (0, missing), value=False)
-        # Padding is read like any other token, so that it belongs to the text.
+        # The tower reads padding like any other token, so it counts as part of the text.
         lengths = torch.full_like(texts.lengths, self._padded)
         return replace(texts, parts={"input_ids": numbers}, content=content, lengths=lengths)
 
     def content_of(self, scores: Tensor, pieces: int) -> Tensor:
-        """The scores of a row's own pieces among those of its tokens behind the prefix."""
+        """The scores of the pieces, given those of all tokens after the prefix."""
         first = len(self.leading) - min(1, len(self.leading))
         return scores[..., first : first + pieces]
 
     def _special_tokens(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts in front of a text and behind it, seen on an example; perhaps nothing."""
+        """The special tokens before and after a text, found on an example; there may be none."""
         encoded = self._encode("a", special=True)
         numbers, special = encoded["input_ids"], encoded["special_tokens_mask"]
         leading = len(list(takewhile(bool, special)))
@@ -80,10 +80,10 @@ class PromptReader(Reader):
 
 
 class CallableReader:
-    """A tokenizer that is a function of texts, as those of open_clip and OpenAI's clip are: (texts, context length).
+    """Tokenizes prompts with a function from texts to token ids (texts, context length): open_clip, OpenAI's clip.
 
     Attributes:
-        capacity: how many pieces it takes besides the two special tokens around a text.
+        capacity: the maximum number of pieces, without the two special tokens.
     """
 
     def __init__(self, tower: nn.Module, tokenizer: Any) -> None:
@@ -94,10 +94,9 @@ class CallableReader:
         self.capacity: int | None = self._context - 2
 
     def fitted(self, text: str, name: str) -> TokenizedText:
-        """Cut a prompt into words and pieces; those that the tower does not take are left out, with a warning.
+        """Tokenize a prompt; pieces beyond the maximum length are left out, with a warning.
 
-        Such tokenizers do not tell where pieces stand. How many a word has shows in how many more there are with it
-        than without it.
+        Such tokenizers return no offsets. The pieces of a word are counted by tokenizing the text with and without it.
         """
         if not isinstance(text, str):
             raise InputError(f"{name} is not a text but {type(text).__name__}")
@@ -119,7 +118,7 @@ class CallableReader:
         return TokenizedText(text, tuple(pieces[: len(own)]), tuple(own), tuple(words[: pieces[len(own) - 1].word + 1]))
 
     def inputs(self, rows: Sequence[Sequence[int]]) -> Texts:
-        """What the tower takes for rows of pieces: the special tokens around each, 0 up to the context length."""
+        """The input of the tower for rows of token ids: with special tokens, padded with 0 to the context length."""
         example = self._numbers("a")
         start, end = int(example[0]), int(example[self._length(example) - 1])
         numbers = torch.zeros(len(rows), self._context, dtype=example.dtype)
@@ -133,7 +132,7 @@ class CallableReader:
         return Texts({"input_ids": numbers.to(device)}, lengths, content.to(device), {"pad": 0}, prefix=1, end=True)
 
     def content_of(self, scores: Tensor, pieces: int) -> Tensor:
-        """The scores of a row's own pieces among those of its tokens behind the first."""
+        """The scores of the pieces, given those of all tokens after the first."""
         return scores[..., :pieces]
 
     def _numbers(self, text: str) -> Tensor:
@@ -147,22 +146,22 @@ class CallableReader:
 
     @staticmethod
     def _length(numbers: Tensor) -> int:
-        """How many tokens there are without padding, which is 0."""
+        """The number of tokens without padding, which is 0."""
         return int(numbers.nonzero()[-1]) + 1
 
     def _more_than(self, text: str, pieces: int) -> bool:
-        """Whether a text that fills the context goes on behind it."""
+        """Whether a text has more pieces than the context holds."""
         encode = getattr(self._tokenizer, "encode", None)
         return encode is None or len(encode(text)) > pieces
 
 
 def prompt_reader(tower: nn.Module, tokenizer: Any, config: Any = None) -> PromptReader | CallableReader:
-    """What reads prompts for a text tower.
+    """The reader of prompts for a text tower.
 
     Args:
-        tower: takes ``input_ids``, and perhaps ``attention_mask``.
-        tokenizer: one of transformers, or a function.
-        config: transformers' configuration of the model, where it has one.
+        tower: takes ``input_ids``, and optionally ``attention_mask``.
+        tokenizer: a tokenizer of transformers, or a function.
+        config: the transformers configuration of the model, if it has one.
     """
     if not hasattr(tokenizer, "convert_ids_to_tokens"):
         return CallableReader(tower, tokenizer)

@@ -293,6 +293,8 @@ class Similarity(Target):
                 )
             if not bool(given.isfinite().all()):
                 raise TargetError("the reference holds NaN or infinite numbers")
+            if given.dim() == 1 and not bool(given.any()):
+                raise TargetError("the reference is 0 in all channels, so that it has no direction to compare with")
 
     @property
     def is_embedding(self) -> bool:
@@ -380,6 +382,8 @@ def parse_target(text: str, class_names: ClassNames) -> int | Target:
         return find_class(text, class_names)
     at = lowered.index(_AGAINST)
     first, second = text[:at].strip(), text[at + len(_AGAINST) :].strip()
+    if not first or not second or _AGAINST in second.casefold() or first.casefold() == NEXT:
+        raise TargetError(f"a contrast is two classes, 'A vs B', 'A vs next' or 'predicted vs next', not {text!r}")
     index = None if first.casefold() == PREDICTED else find_class(first, class_names)
     other = None if second.casefold() == NEXT else find_class(second, class_names)
     return Contrast(index, other)

@@ -75,8 +75,11 @@ def find_objects(target: Any, batch: int, noun: str = "image") -> TargetObjects 
         return None
     several = any(isinstance(row, list | tuple) for row in target)
     rows = [list(row) if isinstance(row, list | tuple) else [row] for row in target]
-    counts = {len(row) for row in rows}
-    if len(rows) != batch or len(counts) > 1 or (several and not all(isinstance(row, list | tuple) for row in target)):
+    counts = sorted({len(row) for row in rows})
+    if len(rows) == batch and len(counts) > 1:
+        listed = " and ".join(map(str, counts))
+        raise TargetError(f"every {noun} has equally many targets, not {listed}: repeat one, or explain in two calls")
+    if len(rows) != batch or (several and not all(isinstance(row, list | tuple) for row in target)):
         things = f"1 {noun}" if batch == 1 else f"{batch} {noun}s"
         raise TargetError(
             f"there are targets for {len(rows)} {noun}s, and {things}: a plain list is one target per {noun}; for "
@@ -149,11 +152,22 @@ def _most_likely(logits: Tensor, target: AnyTarget, topk: int) -> Tensor:
     return logits.topk(topk, dim=1).indices
 
 
+def _holds_something(each: Any) -> bool:
+    return not isinstance(each, list | tuple) or len(each) > 0
+
+
 def _integers(target: AnyTarget) -> Tensor:
+    if callable(target):
+        raise TargetError("target must not be a function: vitreous.targets.Output(function) explains what one returns")
+    if isinstance(target, list | tuple) and not any(map(_holds_something, target)):
+        raise TargetError("the list of targets is empty: give None for the predicted class")
     try:
         wanted = torch.as_tensor(target)
     except Exception:  # noqa: BLE001  # objects of any kind fail in ways of their own
-        raise TargetError("target must be None, an integer, (batch,) or (batch, k) integers") from None
+        raise TargetError(
+            "target must be None, an integer, (batch,) or (batch, k) integers, or targets of vitreous.targets, not "
+            f"{short_repr(target)}"
+        ) from None
     if (kind := special_kind(wanted)) is not None:
         raise TargetError(f"target must be a plain tensor of integers, not {kind} one")
     if wanted.is_floating_point() or wanted.is_complex() or wanted.dtype == torch.bool:

@@ -25,6 +25,7 @@ from vitreous.methods.options import OptionInfo
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
 from vitreous.methods.registry import (
     MethodInfo,
+    Patent,
     is_control,
     list_controls,
     list_methods,
@@ -38,6 +39,7 @@ __all__ = [
     "MatrixReadout",
     "MethodInfo",
     "OptionInfo",
+    "Patent",
     "Procedure",
     "Readout",
     "Row",

@@ -23,6 +23,36 @@ ReadoutMaker = Callable[..., Readout]
 
 
 @dataclass(frozen=True)
+class Patent:
+    """What is known of patents on a method: what its authors say, and where. Facts, and no legal advice.
+
+    Attributes:
+        statement: one sentence or two.
+        sources: where it is said, and the patents.
+    """
+
+    statement: str
+    sources: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.statement} Sources: {'; '.join(self.sources)}."
+
+
+LRP_PATENT = Patent(
+    "It propagates relevance by rules of LRP. The authors of AttnLRP, some of whom are authors of LRP, call LRP a "
+    "patented technology that is free of charge for personal and scientific purposes only; the licence of their code "
+    "grants no patent rights.",
+    (
+        "README and LICENSE of the package lxt 2.1 (LRP eXplains Transformers, by the authors of AttnLRP)",
+        "WO 2016/150472, Relevance score assignment for artificial neural networks (Fraunhofer, TU Berlin)",
+        "US 12,061,966 B2",
+        "EP 3 271 863 B1",
+        "CA 2,979,579",
+    ),
+)
+
+
+@dataclass(frozen=True)
 class MethodInfo:
     """The registry entry of a method.
 
@@ -43,6 +73,7 @@ class MethodInfo:
         url: Address of the paper when it has neither.
         note: How the method relates to the paper, such as the name it has there.
         bf16: Spellings whose maps rank patches in bfloat16 as they do in float32.
+        own_patent: What is known of patents on it, where that does not follow from its rules; see ``patent``.
 
     Examples:
         >>> import vitreous
@@ -68,6 +99,14 @@ class MethodInfo:
     url: str | None = None
     note: str = ""
     bf16: tuple[str, ...] = ()
+    own_patent: Patent | None = None
+
+    @property
+    def patent(self) -> Patent | None:
+        """What is known of patents on the method: declared, or because it propagates by rules of LRP."""
+        from vitreous.methods.spelling import patent_of  # noqa: PLC0415  # spellings are parsed with this registry
+
+        return patent_of(self.name)
 
     @property
     def link(self) -> str:
@@ -147,6 +186,7 @@ def register(
     url: str | None = None,
     note: str = "",
     bf16: tuple[str, ...] = (),
+    patent: Patent | None = None,
     aggregation: str | None = None,
     layer: int = 0,
     propagates: bool = False,
@@ -168,6 +208,7 @@ def register(
         note: How the method relates to the paper.
         bf16: Spellings that keep the order of patches in bfloat16, as measured by
             ``benchmarks/precision_and_compile.py``.
+        patent: What is known of patents on it; of methods that use rules of LRP it is known without.
         aggregation: How layers are combined when the spelling does not say; ``None`` reads ``layer`` alone.
         layer: The layer that is read when layers are not combined.
         propagates: Whether the map is already propagated by attention, so that ``.propagate`` would do it twice.
@@ -207,6 +248,7 @@ def register(
             url=url,
             note=note,
             bf16=bf16,
+            own_patent=patent,
         )
         return make
 
@@ -246,15 +288,21 @@ def method_info(name: str) -> MethodInfo:
     return _methods[name]
 
 
-def list_methods() -> list[MethodInfo]:
+def list_methods(*, patents: bool = True) -> list[MethodInfo]:
     """List all methods, in the order of families; for controls and ceilings see ``list_controls``.
+
+    Args:
+        patents: False leaves out methods whose authors say that they are patented, see ``MethodInfo.patent``. That is
+            what is known of them, and no legal advice: of the others nothing is known.
 
     Examples:
         >>> import vitreous
         >>> [info.name for info in vitreous.list_methods() if info.family == "attention"][:3]
         ['raw_attention', 'rollout', 'attcam']
+        >>> "attnlrp" in [info.name for info in vitreous.list_methods(patents=False)]
+        False
     """
-    explaining = [info for info in _methods.values() if info.family in FAMILIES]
+    explaining = [info for info in _methods.values() if info.family in FAMILIES and (patents or info.patent is None)]
     return sorted(explaining, key=lambda info: FAMILIES.index(info.family))
 
 

@@ -17,6 +17,7 @@ from vitreous.methods import MatrixReadout, MethodInfo, Procedure, Readout, View
 from vitreous.methods.aggregation import AGGREGATIONS, Aggregation, OneLayer, Propagate, Rollout
 from vitreous.methods.checked_view import CheckedView, plugin_errors
 from vitreous.methods.options import OptionInfo, options_of
+from vitreous.methods.registry import LRP_PATENT, Patent
 from vitreous.tape import PIXELS, Needs
 
 
@@ -173,6 +174,7 @@ def _values(texts: Mapping[str, str], options: Mapping[str, OptionInfo]) -> dict
 
 
 EXAMPLE_DEPTH = 12  # blocks of a ViT-Ti, -S or -B
+_LRP_RULES = frozenset({"abslrp", "abslrp_share", "attnlrp", "conservative", "lrp_orig", "lrp_ours"})
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,13 @@ def cost_of(spelling: str) -> Cost:
     lowest = [lowest for lowest in reach.values() if lowest is not None]
     label = _label(recipe, lowest) + (" + head again" if head_again else "")
     return Cost(label, passes, one_run=not (recipe.readout.runs_again or head_again))
+
+
+def patent_of(spelling: str) -> Patent | None:
+    """Return what is known of patents on a spelling: on its method, or on the rules that its options choose."""
+    recipe = parse(spelling)
+    uses_lrp = not _LRP_RULES.isdisjoint(recipe.needs(EXAMPLE_DEPTH).rules)
+    return recipe.info.own_patent or (LRP_PATENT if uses_lrp else None)
 
 
 def _label(recipe: Recipe, lowest: list[int]) -> str:

@@ -1,11 +1,11 @@
 """Dual encoders: models that embed images and texts in one space, of any library, with one interface.
 
-Those of transformers (CLIP, SigLIP, AltCLIP, Chinese-CLIP, MetaCLIP 2) have ``get_image_features`` and
-``get_text_features``; those of open_clip, OpenAI's clip, demo-clip and modules of your own ``encode_image`` and
+Models of transformers (CLIP, SigLIP, AltCLIP, Chinese-CLIP, MetaCLIP 2) have ``get_image_features`` and
+``get_text_features``. Models of open_clip, OpenAI's clip, demo-clip and your own modules have ``encode_image`` and
 ``encode_text``.
 
-The score of an image and a text is logit scale x cosine of their embeddings, plus the logit bias where there is one
-(SigLIP): what the model itself puts into its softmax or sigmoid.
+The score of an image and a text is logit scale x cosine of their embeddings, plus the logit bias if there is one
+(SigLIP). It is the logit that the model itself computes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vitreous._utils.messages import errors_as, short_repr
+from vitreous._utils.messages import errors_as
 from vitreous.errors import InputError, MissingDependencyError, ModelError, TargetError, UnsupportedModelError
 from vitreous.inputs.model_input import TRANSFORMERS_ENCODERS, encoding_methods
 from vitreous.inputs.outputs import OutputActivation
 from vitreous.inputs.prompts import CallableReader, PromptReader, prompt_reader
-from vitreous.inputs.target import Target, register_stored
 from vitreous.models.hf_models import architecture_of, load_network, load_preprocessing, place_of, transformers_library
 from vitreous.models.loaded import LoadedModel, put_on
 from vitreous.models.loading import load_model
@@ -34,7 +33,6 @@ from vitreous.models.wrap_model import infer_preprocessing, preprocessing_of
 
 TEMPLATES = ("a photo of a {}.",)
 
-_PROMPT_SCORES = "prompt_scores"
 _RESIZE_MODES: dict[str, Resize] = {"shortest": "shorter", "squash": "squash"}
 
 
@@ -47,12 +45,12 @@ class ImageTower(nn.Module):
         self.method = method
 
     def forward(self, images: Tensor) -> Tensor:
-        """The embeddings of images."""
+        """Embed images."""
         return _embedding(getattr(self.model, self.method)(images))
 
 
 class TextTower(nn.Module):
-    """The text side of a dual encoder: numbers of tokens in, embeddings (texts, width) out, not normalised."""
+    """The text side of a dual encoder: token ids in, embeddings (texts, width) out, not normalised."""
 
     def __init__(self, model: nn.Module, method: str) -> None:
         super().__init__()
@@ -60,19 +58,19 @@ class TextTower(nn.Module):
         self.method = method
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The embeddings of texts."""
+        """Embed texts."""
         encode = getattr(self.model, self.method)
         return _embedding(encode(input_ids) if attention_mask is None else encode(input_ids, attention_mask))
 
 
 class SimilarityHead(nn.Module):
-    """A tower with the score of its embeddings and some fixed ones: factor x cosine, plus a bias.
+    """A tower followed by the scores of its embedding with fixed embeddings: scale x cosine, plus a bias.
 
     Attributes:
         tower: the image or the text tower.
-        weight: the fixed embeddings, each of length 1, times the factor, (fixed, width).
-        bias: what is added to every score, (fixed,), or ``None``.
-        class_names: what the fixed embeddings are of: prompts, classes or images.
+        weight: the fixed embeddings, each of length 1, times the scale, (fixed, width).
+        bias: added to every score, (fixed,), or ``None``.
+        class_names: the names of the fixed embeddings: prompts, classes or images.
     """
 
     weight: Tensor
@@ -92,32 +90,37 @@ class SimilarityHead(nn.Module):
     def forward(self, *given: Tensor, **parts: Tensor) -> Tensor:
         """The scores of images or texts, (batch, fixed)."""
         embedding = functional.normalize(self.tower(*given, **parts), dim=-1)
+        if embedding.shape[-1] != self.weight.shape[-1]:
+            raise TargetError(
+                f"the given embedding has {self.weight.shape[-1]} channels, and those of this model have "
+                f"{embedding.shape[-1]}"
+            )
         return functional.linear(embedding, self.weight.to(embedding), self.bias)
 
 
 class UnitTower(nn.Module):
-    """A tower whose embeddings have length 1: (batch, width)."""
+    """A tower with normalised embeddings, (batch, width)."""
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()
         self.tower = tower
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The embeddings of images or texts."""
+        """Embed images or texts."""
         given = (input_ids,) if attention_mask is None else (input_ids, attention_mask)
         return functional.normalize(self.tower(*given), dim=-1)
 
 
 class ZeroShotClassifier(SimilarityHead):
-    """A classifier of images whose classes are texts: the scores of an image with each of them."""
+    """An image classifier whose classes are texts; its logits are the scores of the image with each text."""
 
-    def forward(self, images: Tensor) -> Tensor:  # type: ignore[override]  # images alone, for those who read signatures
+    def forward(self, images: Tensor) -> Tensor:  # type: ignore[override]  # images alone: signatures are inspected
         """The scores of images and texts, (batch, texts)."""
         return super().forward(images)
 
 
 class TextScorer(SimilarityHead):
-    """A scorer of texts against fixed images."""
+    """The scores of texts with fixed images."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """The scores of texts and images, (texts, images)."""
@@ -130,11 +133,11 @@ class DualEncoder:
     """A model of images and texts.
 
     Attributes:
-        name: the name it was asked for by, or its class.
-        model: the whole network, in eval mode where vitreous loaded it.
+        name: the name it was loaded by, or its class.
+        model: the whole network, in eval mode if vitreous loaded it.
         methods: the names of its methods that embed images and texts.
-        tokenizer: what turns texts into its input, or ``None`` where the caller gave none.
-        preprocessing: how photos become its input, or ``None`` where that is not known.
+        tokenizer: the tokenizer of the text tower, or ``None`` if the caller gave none.
+        preprocessing: the preprocessing of images, or ``None`` if unknown.
     """
 
     name: str
@@ -155,24 +158,24 @@ class DualEncoder:
 
     @property
     def scale(self) -> float:
-        """The factor on cosines that the model was trained with; 1 where it has none."""
+        """The logit scale: the factor on cosines; 1 if the model has none."""
         scale = getattr(self.model, "logit_scale", None)
         return 1.0 if scale is None else float(torch.as_tensor(scale).detach().exp())
 
     @property
     def bias(self) -> float | None:
-        """What the model adds to every score (SigLIP), or ``None``."""
+        """The logit bias (SigLIP), or ``None``."""
         bias = getattr(self.model, "logit_bias", None)
         return None if bias is None else float(torch.as_tensor(bias).detach())
 
     @property
     def outputs(self) -> OutputActivation:
-        """How scores become probabilities: a sigmoid of each where there is a bias (SigLIP), else a softmax."""
+        """How scores become probabilities: by a sigmoid each if there is a bias (SigLIP), else by a softmax."""
         return "logits" if self.bias is None else "sigmoid"
 
     @cached_property
     def reader(self) -> PromptReader | CallableReader:
-        """What turns prompts into the text tower's input and knows the place of every word.
+        """Tokenizes prompts for the text tower and keeps the position of every word.
 
         Raises:
             InputError: there is no tokenizer.
@@ -185,7 +188,7 @@ class DualEncoder:
         return prompt_reader(self.text_tower, self.tokenizer, getattr(self.model, "config", None))
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """The embeddings of texts, each of length 1, (texts, width).
+        """The normalised embeddings of texts, (texts, width).
 
         Raises:
             InputError: a text is empty, or not a text.
@@ -195,22 +198,24 @@ class DualEncoder:
         ]  # all are checked first
         tower = self.text_tower.eval() if not self.model.training else self.text_tower
         with torch.no_grad():
-            # One at a time: a text of its own length gives the same numbers whatever stands beside it.
+            # One at a time, without padding: an embedding does not depend on the other texts.
             embeddings = [tower(**self.reader.inputs([text.numbers]).parts) for text in read]
         return functional.normalize(torch.cat(embeddings), dim=-1)
 
     def embed_images(self, pixels: Tensor) -> Tensor:
-        """The embeddings of images that are the model's input already, each of length 1, (images, width)."""
+        """The normalised embeddings of preprocessed images, (images, width)."""
         with torch.no_grad():
             return functional.normalize(self.image_tower(pixels), dim=-1)
 
     def classifier(self, prompts: Sequence[str], class_names: Sequence[str] | None = None) -> ZeroShotClassifier:
-        """The image tower with a score for every prompt: logit scale x cosine, plus the logit bias."""
+        """The image tower followed by its scores with the prompts: logit scale x cosine, plus the logit bias."""
         embeddings = self.embed_texts(prompts)
         return ZeroShotClassifier(self.image_tower, embeddings, self.scale, self.bias, class_names or prompts).eval()
 
     def zero_shot(self, class_names: Sequence[str], templates: str | Sequence[str] = TEMPLATES) -> ZeroShotClassifier:
-        """The image tower with a score for every class: that of the mean embedding of its name in all templates."""
+        """The image tower followed by its scores with the classes: the mean embedding of a name in all templates."""
+        if isinstance(class_names, str):
+            raise InputError(f"class names are a list of texts, not one text: [{class_names!r}]")
         names, templates = list(class_names), [templates] if isinstance(templates, str) else list(templates)
         if not names or not all(isinstance(name, str) and name.strip() for name in names):
             raise InputError("zero-shot classification needs the names of its classes, each a text that is not empty")
@@ -223,7 +228,7 @@ class DualEncoder:
         ).eval()
 
     def loaded(self, network: nn.Module, *, outputs: OutputActivation | None = None) -> LoadedModel | nn.Module:
-        """A classifier made of this model, with its preprocessing where that is known."""
+        """A classifier made of this model, with its preprocessing if that is known."""
         if self.preprocessing is None:
             return network
         names = getattr(network, "class_names", None)
@@ -231,7 +236,7 @@ class DualEncoder:
 
 
 def _embedding(output: Any) -> Tensor:
-    """The embedding in what a tower returns: transformers 5 gives an object, all others a tensor."""
+    """The embedding in the output of a tower: transformers 5 returns an object, all others a tensor."""
     found = output if isinstance(output, Tensor) else getattr(output, "pooler_output", None)
     if not isinstance(found, Tensor) or found.dim() != 2:
         raise UnsupportedModelError(f"an embedding (batch, width) was expected of a tower, not {type(output).__name__}")
@@ -249,9 +254,8 @@ def zero_shot(
         templates: texts with {} where the name goes; the embedding of a class is the mean over all of them.
 
     Returns:
-        What ``explain``, ``evaluate`` and all else take as a model. Its outputs are logit scale x cosine, plus the
-        logit
-        bias: their softmax are probabilities, or their sigmoid where there is a bias (SigLIP).
+        A model for ``explain``, ``evaluate`` and the rest. Its outputs are logit scale x cosine, plus the logit bias.
+        Probabilities are their softmax, or their sigmoid where there is a bias (SigLIP).
 
     Examples:
         >>> import vitreous
@@ -310,7 +314,7 @@ def dual_encoder(
 
 
 def without_text_tower(name: str) -> UnsupportedModelError:
-    """Why a prompt has no meaning for a model."""
+    """The error for a prompt and a model without text tower."""
     return UnsupportedModelError(
         f"{name} has no text tower, so that no prompt can be compared with an image: use a model of images and texts "
         "such as CLIP or SigLIP, or demo-clip"
@@ -318,7 +322,7 @@ def without_text_tower(name: str) -> UnsupportedModelError:
 
 
 def tokenizer_in(given: Any) -> Any:
-    """The tokenizer that something is or holds, or ``None``."""
+    """The tokenizer that an object is or holds, or ``None``."""
     if hasattr(given, "convert_ids_to_tokens"):
         return given
     if hasattr(given, "image_processor") and hasattr(given, "tokenizer"):  # a processor of images and texts
@@ -407,125 +411,3 @@ def _load_open_clip(name: str, identifier: str) -> DualEncoder:
         crop_rounding="nearest",
     )
     return dual_encoder(network, open_clip.get_tokenizer(architecture), preprocessing, name=name)
-
-
-class PromptHead(nn.Module):
-    """The image tower with the scores of some prompts, by name: they are no classes to predict."""
-
-    def __init__(self, head: ZeroShotClassifier) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """The scores of images and prompts, (batch, prompts)."""
-        return {_PROMPT_SCORES: self.head(images)}
-
-
-@dataclass(frozen=True, eq=False)
-class Prompt(Target):
-    """The score of the image with a text: logit scale x cosine of their embeddings, plus the logit bias (SigLIP).
-
-    The image is embedded once for any number of prompts, and every text once. The score is part of the run, so that
-    rules see it: libra and decompx hold the length of the image's embedding constant.
-
-    Attributes:
-        text: the prompt.
-        embedding: the text's embedding of length 1, (width,); found by ``explain`` where it is ``None``.
-        scale: the factor on the cosine; ``None`` for the model's own.
-        bias: what is added; ``None`` for the model's own, or nothing.
-
-    Examples:
-        >>> import vitreous
-        >>> from vitreous.targets import Prompt
-        >>> explanation = vitreous.explain(clip, "demo.jpg", "gae", target=Prompt("a photo of a cat"))
-        >>> explanation.label()
-        'a photo of a cat'
-    """
-
-    text: str
-    embedding: Tensor | None = None
-    scale: float | None = None
-    bias: float | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.text, str):
-            raise TargetError(f"a prompt is a text, not {short_repr(self.text)}")
-        if not self.text.strip():
-            raise TargetError("the prompt is empty: say in a few words what to look for")
-
-    def module(self, network: nn.Module) -> nn.Module:
-        """The image tower with the scores of all prompts of the call."""
-        methods = encoding_methods(network)
-        if methods is None:
-            raise without_text_tower(type(network).__name__)
-        prompts, _ = self._in_call()
-        weights = torch.stack([prompt.weight for prompt in prompts])
-        biases = None
-        if any(prompt.bias for prompt in prompts):
-            biases = torch.tensor([prompt.bias or 0.0 for prompt in prompts], dtype=torch.float64)
-        return PromptHead(ZeroShotClassifier(ImageTower(network, methods[0]), weights, bias=biases)).eval()
-
-    @property
-    def weight(self) -> Tensor:
-        """The text's embedding times the factor on the cosine."""
-        if self.embedding is None:
-            raise TargetError(f"the text of {self} is not embedded yet: explain() does that")
-        return self.embedding * (1.0 if self.scale is None else self.scale)
-
-    def score(self, output: Any) -> Tensor:
-        """Scale x cosine + bias."""
-        scores: Tensor = output[_PROMPT_SCORES][:, self._in_call()[1]]
-        return scores
-
-    def _in_call(self) -> tuple[Sequence[Prompt], int]:
-        """All prompts of the call that this one is explained in, and its place among them."""
-        found: tuple[Sequence[Prompt], int] | None = getattr(self, "_call", None)
-        if found is None:
-            raise TargetError(f"the text of {self} is not embedded yet: explain() does that")
-        return found
-
-    def embedded(self, dual: DualEncoder) -> Prompt:
-        """The same with the text's embedding."""
-        if self.embedding is not None:
-            return replace(self)
-        scale = dual.scale if self.scale is None else self.scale
-        bias = dual.bias if self.bias is None else self.bias
-        return replace(self, embedding=dual.embed_texts([self.text])[0], scale=scale, bias=bias)
-
-    def label(self, class_names: Sequence[str] | None = None) -> str:
-        """The text."""
-        del class_names
-        return self.text
-
-    def __str__(self) -> str:
-        return f"prompt({self.text})"
-
-
-register_stored(Prompt)
-
-
-def holds_prompts(target: Any) -> bool:
-    """Whether some of the targets are prompts."""
-    if isinstance(target, list | tuple):
-        return any(map(holds_prompts, target))
-    return isinstance(target, Prompt)
-
-
-def embed_prompts(dual: DualEncoder, target: Any) -> Any:
-    """The same targets with the embedding of every prompt; equal texts are embedded once, and are one target."""
-    known: dict[tuple[Any, ...], Prompt] = {}
-
-    def embed(each: Any) -> Any:
-        if isinstance(each, list | tuple):
-            return [embed(one) for one in each]
-        if not isinstance(each, Prompt):
-            return each
-        key = (each.text, id(each.embedding), each.scale, each.bias)
-        if key not in known:
-            known[key] = each.embedded(dual)
-        return known[key]
-
-    targets, prompts = embed(target), list(known.values())
-    for place, prompt in enumerate(prompts):
-        object.__setattr__(prompt, "_call", (prompts, place))  # not a field: it is of this call, not of the target
-    return targets

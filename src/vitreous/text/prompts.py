@@ -28,7 +28,7 @@ from vitreous.models.text_models import LoadedTextModel
 from vitreous.text.explain import explain_pieces, explain_read, several_texts
 from vitreous.text.explanation import TextExplanation
 
-# Relative to the largest score; float32 sums of a few hundred products are off by less.
+# Relative to the largest score; float32 sums of a few hundred products have smaller errors.
 _LINEAR = 1e-3
 
 
@@ -36,7 +36,7 @@ _LINEAR = 1e-3
 def explain_words(
     model: Any, prompts: str | Sequence[str], images: Images, methods: str | Sequence[str] | None = None
 ) -> TextExplanation:
-    """Explain which words of a prompt made its similarity to an image, through the text tower.
+    """Explain which words of a prompt its similarity to an image comes from, through the text tower.
 
     Args:
         model: a model of images and texts, as ``explain`` takes it with a ``Prompt``.
@@ -69,7 +69,7 @@ class PatchWordMap:
 
     Attributes:
         scores: (patches, words); a word has the sum over its pieces.
-        rest: what patches have with special tokens and biases of the text tower, (patches,).
+        rest: the relevance of patches with special tokens and biases of the text tower, (patches,).
         words: the words.
         grid: rows and columns of patches.
         score: logit scale x cosine of image and prompt, plus the logit bias.
@@ -146,11 +146,11 @@ class _FromImages(nn.Module):
 
 
 class _TextTowerModel(LoadedTextModel):
-    """A text tower as what ``explain_text`` explains, with a reader of prompts."""
+    """A text tower in the form that ``explain_text`` takes, with a reader of prompts."""
 
     @property
     def reader(self) -> Any:
-        return self.tokenizer  # a reader of prompts is in its place
+        return self.tokenizer  # holds a reader of prompts
 
 
 def _loaded(dual: DualEncoder, scorer: nn.Module) -> LoadedTextModel:
@@ -169,7 +169,7 @@ def _pixels(dual: DualEncoder, images: Images) -> Tensor:
 
 
 def _names(images: Images, count: int) -> list[str]:
-    """What images are called: by their files where they come from some."""
+    """The names of images: those of their files, or their numbers."""
     given = [images] if isinstance(images, str | Path | Image.Image) else images
     paths = isinstance(given, Sequence) and all(isinstance(image, str | Path) for image in given)
     return [Path(image).name for image in given] if paths else [f"image {number}" for number in range(count)]  # type: ignore[arg-type]
@@ -180,9 +180,9 @@ def _pieces_of(read: TokenizedText, word: int) -> list[int]:
 
 
 def _shares_of_pieces(dual: DualEncoder, read: TokenizedText, spelling: str, width: int) -> Tensor:
-    """What every piece contributes to every coordinate of the text's embedding, (width, pieces).
+    """The contribution of every piece to every coordinate of the text's embedding, (width, pieces).
 
-    The text is run as often as there are coordinates, all at once: a copy for each, of which that one is explained.
+    One batch holds a copy of the text for every coordinate, and each copy explains its own coordinate.
     """
     tower = _loaded(dual, UnitTower(dual.text_tower))
     results, _, _ = explain_read(tower, [read] * width, find_recipes(spelling), torch.arange(width))

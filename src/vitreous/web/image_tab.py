@@ -267,7 +267,7 @@ class ImageTab(TabController):
             arguments = _chosen(photo), read_image_controls(asked, second).request
 
             def show(found: Any, seconds: float | None) -> Updates:
-                return {self.parts.view: {"trust": trust_of(found), "number": next(self._numbers)}} | self.done(seconds)
+                return self._send({"trust": trust_of(found)}) | self.done(seconds)
 
             return Task(
                 partial(self.service.measure_trust, *arguments), show, partial(self.service.cached_trust, *arguments)
@@ -411,7 +411,7 @@ class ImageTab(TabController):
 
     def _restore(self, photo: ImageInput | None, error: Exception) -> Updates:
         """Set model, methods and questions back to those whose maps are shown."""
-        updates: Updates = {self.parts.view: {"rejected": True, "number": next(self._numbers)}}
+        updates = self._send({"rejected": True})
         if photo is not None or isinstance(error, ModelError):
             updates[self.parts.model] = self.service.models.default if photo is None else photo.model
         return updates
@@ -425,7 +425,14 @@ class ImageTab(TabController):
             credit=self._credits.get(photo.upload.name, ""),
             trust=self.service.cached_trust(photo, wanted),
         )
-        return {self.parts.view: view | {"number": next(self._numbers)}}  # the same maps again are another answer
+        return self._send(view)
+
+    def _send(self, values: dict[str, Any]) -> Updates:
+        """Give the page's scripts an answer, as text: Gradio would compare dictionaries part by part.
+
+        The number makes the same maps another answer.
+        """
+        return {self.parts.view: json.dumps({**values, "number": next(self._numbers)})}
 
     def _show_maps(
         self, photo: ImageInput, wanted: ExplainRequest, results: ImageResults, seconds: float | None

@@ -99,7 +99,7 @@ class KeepMaps(ImageTask):
         layer = runner.architecture.depth // 2
         found = []
         try:
-            for images in batch.images.split(runner.at_once):
+            for images in torch.split(batch.images, runner.at_once):
                 with runner.record(images, Needs(tokens=frozenset({layer}))) as tape:
                     found.append(tape.tokens(layer)[:, tape.layout.prefix :].double().cpu())
         except UnsupportedModelError:

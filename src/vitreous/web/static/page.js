@@ -59,7 +59,8 @@ window.vitreous = (() => {
 
   // Answers -----------------------------------------------------------------------------------------------------------
 
-  function receive(value) {
+  function receive(text) {
+    const value = text ? JSON.parse(text) : null;
     if (!value || value.number === state.number) return;
     state.number = value.number;
     if (value.rejected) {

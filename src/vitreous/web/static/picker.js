@@ -3,7 +3,7 @@
 window.vitreousPicker = (h) => (root, catalogue, chosen, change) => {
   const limit = catalogue.limit;
   const search = h("input", {
-    type: "search", id: "v-method-search", placeholder: "Search a method, author, year, or write a recipe",
+    type: "search", id: "v-method-search", placeholder: "Search, or write a recipe", title: "By name, author, year, family or cost; or a spelling such as decompx.skipplus.propagate",
     "aria-label": "Search methods", autocomplete: "off",
   });
   const chips = h("div", { class: "v-chips", role: "list", "aria-label": "Methods shown" });
