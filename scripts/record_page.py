@@ -146,13 +146,12 @@ def record(recorder: Recorder, address: str) -> Image.Image:
         driver.execute_script("arguments[0].style.outline = '3px solid #e8590c'", wanted[0])
         recorder.take(1)
         wanted[0].click()
-        time.sleep(1)
+        recorder.until(lambda: "Bengal" in driver.find_element(By.ID, "v-stage").text)
         recorder.settled()
     page = recorder.take(3)
     maps = recorder.all(MAP)
-    for part in maps[1:7]:
-        driver.execute_script("arguments[0].scrollIntoView({block: 'nearest'})", part)
-        ActionChains(driver).move_to_element(part).perform()
+    for right, down in ((-20, -60), (10, -30), (30, 0), (10, 40)):  # one cursor over all maps
+        ActionChains(driver).move_to_element_with_offset(maps[1], right, down).perform()
         time.sleep(0.3)
         recorder.take(0.7)
     if len(maps) > 1:
