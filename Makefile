@@ -27,6 +27,11 @@ lint: .venv/.dev-installed  ## check style and types
 docs: .venv/.dev-installed  ## build the documentation; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
 
+pictures: .venv/.dev-installed  ## draw all pictures of the documentation again; takes half an hour
+	$(BIN)/python scripts/write_pictures.py
+	$(BIN)/python scripts/write_gallery.py
+	$(BIN)/python scripts/record_page.py
+
 package: .venv/.dev-installed  ## build wheel and source archive into dist/, and run the demo from the wheel
 	$(BIN)/python scripts/check_packages.py --out dist
 

@@ -48,7 +48,9 @@ def test_the_gallery_shows_every_method(monkeypatch):
     page = (DOCS / "gallery.md").read_text(encoding="utf-8")
     assert page == script.page(), "run python scripts/write_gallery.py --missing"
     shown = {re.split("[.:]", spelling)[0] for spelling in re.findall(r"^### `([^`]+)`$", page, re.MULTILINE)}
-    assert shown == {info.name for info in list_methods()}, "run python scripts/write_gallery.py --missing"
+    # Methods of many runs take minutes each, and may be drawn later.
+    wanted = {info.name for info in list_methods() if not info.cost.label.startswith(script.MANY)}
+    assert wanted <= shown, "run python scripts/write_gallery.py --missing"
     pictures = sorted(script.PICTURES.glob("*.jpg"))
     # JPEGs are small enough for a repository, and every one is on the page.
     assert sum(file.stat().st_size for file in pictures) < 3 * 2**20
