@@ -49,8 +49,8 @@ float(miou.combine(counts.mean(axis=0)))
 def page() -> str:
     """The whole page."""
     public = [getattr(metrics, name) for name in metrics.__all__]
-    helpers = ("vitreous.metrics", "vitreous.metrics.metric")  # about metrics, and none themselves
-    functions = [each for each in public if inspect.isfunction(each) and each.__module__ not in helpers]
+    helpers = (metrics.list_metrics, metrics.prefixed, metrics.row)  # about metrics, and none themselves
+    functions = [each for each in public if inspect.isfunction(each) and each not in helpers]
     return "\n".join(
         [
             INTRODUCTION,

@@ -166,12 +166,21 @@ def recommend(
     listed = _opened(data)
     with_masks = _has_mask(listed)
     asked = list(CANDIDATES) if methods is None else methods
-    order = {"stratify": True} if listed.labels() is not None else {"shuffle": True}
+    labelled = listed.labels() is not None
     results, removal = None, "dropped"
     for filling in ("dropped", "mean"):
         protocol = _protocol(filling, with_masks=with_masks)
         results = evaluate(
-            model, _named(data, listed), protocol, asked, out=out, progress=progress, limit=limit, seed=seed, **order
+            model,
+            _named(data, listed),
+            protocol,
+            asked,
+            out=out,
+            progress=progress,
+            limit=limit,
+            seed=seed,
+            stratify=labelled,
+            shuffle=not labelled,
         )
         removal = filling
         if _is_measured(results, _main(protocol)):
@@ -239,7 +248,7 @@ def _is_measured(results: Results, metric: Metric) -> bool:
 
 def _costs(model: Model, listed: DataSet, results: Results) -> dict[str, float]:
     """The time of every method's map of one photo, as a multiple of a forward pass, all taken in one go."""
-    loaded = _loaded(model)
+    loaded = _loaded(model, results.protocol)
     sample = listed.load(0)
     assert isinstance(sample, Sample)
     pixels = loaded.preprocessing([sample.image]).to(next(loaded.model.parameters(), torch.empty(0)))
@@ -252,15 +261,16 @@ def _costs(model: Model, listed: DataSet, results: Results) -> dict[str, float]:
     found = {}
     for method in results.measured_methods:
         if not is_control(method):
-            found[method] = _seconds(lambda method=method: explain(loaded, pixels, method)) / one  # type: ignore[misc]
+            found[method] = _seconds(lambda method=method: explain(loaded, pixels, method)) / one
     return found
 
 
-def _loaded(model: Model) -> LoadedModel:
+def _loaded(model: Model, protocol: Protocol) -> LoadedModel:
     """The model once more, to be timed; it has been evaluated, so that it can be loaded."""
-    if isinstance(model, str | ModelChoice):
-        model = load(ModelChoice(model) if isinstance(model, str) else model, "photos")
-    found = model if isinstance(model, LoadedModel) else infer_preprocessing(model)  # type: ignore[arg-type]
+    choice = ModelChoice(model) if isinstance(model, str) else model
+    found = load(choice, protocol) if isinstance(choice, ModelChoice) else choice
+    if not isinstance(found, LoadedModel):
+        found = infer_preprocessing(found)  # type: ignore[arg-type]
     assert isinstance(found, LoadedModel)
     return found
 

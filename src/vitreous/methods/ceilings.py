@@ -191,7 +191,8 @@ class SubmodularSearch(RegionSearch):
         confidence = 1 - entropy / math.log(max(2, probabilities.shape[1]))
         without = asked.of_class([asked.without(each) for each in sets])
         consistency = probabilities[:, asked.target]
-        return _CONSISTENCY * consistency + _COLLABORATION * (1 - without) + _CONFIDENCE * confidence
+        found: Tensor = _CONSISTENCY * consistency + _COLLABORATION * (1 - without) + _CONFIDENCE * confidence
+        return found
 
 
 def _candidates(count: int) -> int:

@@ -58,7 +58,8 @@ class EquivariantGradient(Procedure):
         def of_moves(moves: Tensor) -> Tensor:
             moved = torch.cat([warp(images, move) for move in moves])
             with rerun(view, moved, needs) as run:
-                slopes = run.token_gradient(_FROZEN, PIXELS).unflatten(0, (len(moves), len(images)))
+                gradient = run.token_gradient(_FROZEN, PIXELS)
+            slopes = torch.unflatten(gradient, 0, (len(moves), len(images)))
             return total(warp(slope, torch.linalg.inv(move)) for move, slope in zip(moves, slopes, strict=True))
 
         mean = total(of_moves(moves) for moves in few_at_once(view, self.moves(grid))) / self._samples

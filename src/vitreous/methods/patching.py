@@ -72,7 +72,8 @@ class ActivationPatching(PerturbationMethod):
             inserted = {layer: (places, view.tokens(layer)[images, places].to(dtype)) for layer in blocks}
             change = Intervention(blocks[0], context.repeat(len(patches), 1, 1).to(dtype), inserted=inserted)
             with rerun(view, view.runner.inputs[:1], Needs(), change) as run:
-                found.append(self._outputs(view, run.tape.logits).unflatten(0, (len(patches), batch)))
+                outputs = self._outputs(view, run.tape.logits)
+            found.append(torch.unflatten(outputs, 0, (len(patches), batch)))
         return (torch.cat(found) - empty).permute(1, 2, 0)
 
     def _outputs(self, view: View, logits: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def add_test_time_registers(
                 _hooked(blocks[number].register_forward_hook(_keeping_lengths(lengths, number, prefix)))
             )
             hooks.enter_context(_hooked(activations[number].register_forward_hook(_keeping(hidden, number, prefix))))
-        for image in images.split(1):
+        for image in torch.split(images, 1):
             model(image)
             outliers = lengths[last] > outlier * lengths[last].median()
             if bool(outliers.any()):
