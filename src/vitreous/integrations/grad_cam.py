@@ -107,7 +107,8 @@ class VitreousCAM:
             for flipped in (False, True)
             for factor in _BRIGHTNESS
         ]
-        return np.mean(found, axis=0, dtype=np.float32)
+        mean: NDArray[np.float32] = np.mean(found, axis=0, dtype=np.float32)
+        return mean
 
     def _maps(self, images: Tensor, targets: list[int | Target] | None) -> NDArray[np.float32]:
         explanation = explain(self.model, images.detach(), self.method, targets, **self.options)

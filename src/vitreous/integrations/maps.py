@@ -243,7 +243,8 @@ def _mask(masks: Any, pixels: Tensor, number: int) -> NDArray[np.int16]:
             f"masks must be whole numbers {(len(pixels), *pixels.shape[-2:])}, at the size of the model's input, not "
             f"{found.dtype} {found.shape}"
         )
-    return found[number].astype(np.int16)
+    mask: NDArray[np.int16] = found[number].astype(np.int16)
+    return mask
 
 
 def _of_image(values: Tensor, number: int, batch: int, name: str, classes: Tensor | None) -> Tensor:
