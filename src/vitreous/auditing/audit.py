@@ -24,6 +24,7 @@ from vitreous.evaluation.runner.measure import EvaluationContext
 from vitreous.evaluation.runner.prepare_run import Model, expand_methods, prepare_run
 from vitreous.evaluation.store.run import Run, hash_of
 from vitreous.evaluation.store.store import Store, read_manifest
+from vitreous.models import LoadedModel
 from vitreous.plugin import load_plugins
 
 METHOD = "twoscale"
@@ -79,7 +80,9 @@ class Audit:
 
     def class_name(self, number: int) -> str:
         """The name of a class: of the model, or of the data set if it has as many labels, or its number."""
-        for names in (self.context.model.class_names, self.context.data.class_names):
+        model = self.context.model
+        own = model.class_names if isinstance(model, LoadedModel) else None
+        for names in (own, self.context.data.class_names):
             if names is not None and 0 <= number < len(names):
                 return names[number]
         return f"class {number}"
@@ -253,6 +256,8 @@ def audit(
     chosen = resolve_options({**options, "controls": False})
     protocol = AUDIT_MAPS.name
     store, context = prepare_run(model, data, protocol, [method], expanded(out), chosen, callback.notice)
+    if not isinstance(context.model, LoadedModel):
+        raise RunError("an audit examines a classifier of photos; this model is none")
     compute(store, context, chosen, callback)
     return examine(store, context, decision, photos=photos, suspicions=suspicions)
 
