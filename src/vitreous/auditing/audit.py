@@ -24,6 +24,7 @@ from vitreous.evaluation.runner.measure import EvaluationContext
 from vitreous.evaluation.runner.prepare_run import Model, expand_methods, prepare_run
 from vitreous.evaluation.store.run import Run, hash_of
 from vitreous.evaluation.store.store import Store, read_manifest
+from vitreous.models import LoadedModel
 from vitreous.plugin import load_plugins
 
 METHOD = "twoscale"
@@ -253,6 +254,8 @@ def audit(
     chosen = resolve_options({**options, "controls": False})
     protocol = AUDIT_MAPS.name
     store, context = prepare_run(model, data, protocol, [method], expanded(out), chosen, callback.notice)
+    if not isinstance(context.model, LoadedModel):
+        raise RunError("an audit examines a classifier of photos; this model is none")
     compute(store, context, chosen, callback)
     return examine(store, context, decision, photos=photos, suspicions=suspicions)
 
