@@ -18,7 +18,6 @@ from vitreous.methods import list_methods
 from vitreous.methods.registry import MethodInfo
 from vitreous.methods.spelling import cost_of, parse
 from vitreous.pictures.base_image import BaseImage
-from vitreous.pictures.colours import ramp
 from vitreous.targets import Contrast
 from vitreous.web.image_service import ImageInput
 from vitreous.web.models import COMMON_NAMES, PROMPT_MODEL
@@ -123,7 +122,10 @@ def _colours(*, signed: bool) -> list[int]:
         at = [0.0, 0.25, 0.499, 0.501, 0.75, 1.0]
         table = np.stack([np.interp(places, at, stops[:, channel]) for channel in range(3)], axis=-1)
         return [int(one) for one in np.rint(table).astype(int).ravel()]
-    return [int(one) for one in np.asarray(ramp(256, signed=False)).reshape(-1)]
+    from matplotlib import colormaps  # noqa: PLC0415  # slow to import
+
+    table = colormaps["inferno"](np.linspace(0, 1, 256))[:, :3]
+    return [int(one) for one in np.rint(255 * table).astype(int).ravel()]
 
 
 def view_of(
