@@ -37,7 +37,12 @@ def main() -> None:
 def keep(results: Results, place: Path) -> None:
     """Write a file for each run behind some results; a line for each row, so that changes can be seen."""
     table = summarise(results)
-    curves = [row for curve in curves_of(results) if curve.title == "token-F1" for row in _points(results, curve)]
+    curves = [
+        row
+        for curve in curves_of(results, percent=False)
+        if curve.title == "token-F1"
+        for row in _points(results, curve)
+    ]
     for store in results.stores:
         manifest = read_manifest(store.folder)
         for name in ("command", "folder"):

@@ -90,9 +90,10 @@ def opening(page: Page) -> None:
 
 
 def contrast(page: Page) -> None:
-    """Show a contrast of two classes by signed methods, with the threshold up."""
+    """Show a class and its contrast with another one by signed methods."""
     page.press("[data-preset=Signed]")
     page.press("#v-contrast")
+    page.press(".v-row:nth-of-type(2) .v-remove")
     page.until(_TRUST)
     page.run("window.scrollTo(0, 0)")
 

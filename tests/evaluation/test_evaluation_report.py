@@ -182,12 +182,12 @@ class TestCurves:
         return invented_results(tmp_path, (PRECISION, area), numbers, columns=self.NAMES, **options)
 
     def test_a_line_is_the_mean_over_images_at_every_step(self, tmp_path):
-        (found,) = curves_of(self.results(tmp_path))
+        (found,) = curves_of(self.results(tmp_path), percent=False)
         assert (found.title, found.axis, found.steps) == ("positive, accuracy", "share erased (%)", (0, 50, 100))
         assert found.lines == {"one": pytest.approx((1, 2 / 3, 1 / 3)), "two": pytest.approx((2 / 3, 1 / 3, 0))}
 
     def test_an_image_that_one_method_could_not_be_measured_on_counts_for_none(self, tmp_path):
-        (found,) = curves_of(self.results(tmp_path, failing={"two": [2]}))
+        (found,) = curves_of(self.results(tmp_path, failing={"two": [2]}), percent=False)
         assert found.lines == {"one": pytest.approx((1, 1 / 2, 0)), "two": pytest.approx((1, 0, 0))}
 
     def test_of_two_metrics_of_one_curve_the_longer_one_is_drawn(self, tmp_path):
@@ -203,11 +203,14 @@ class TestCurves:
         columns = self.NAMES[1:]
         numbers = {m: dict.fromkeys(columns, (0, 1, 1, 0, 1)) for m in ("one", "random")}
         area = accuracy_auc("positive_", (0, 0.5, 1), direction="lower")
-        (found,) = curves_of(invented_results(tmp_path, (area,), numbers, columns=columns))
+        results = invented_results(tmp_path, (area,), numbers, columns=columns)
+        (found,) = curves_of(results)
+        assert list(curves_of(results, ["one"])[0].bands) == ["one", "random"]
         assert list(found.bands) == ["random"]
         low, high = found.bands["random"]
         assert all(one <= mean <= other for one, mean, other in zip(low, found.lines["random"], high, strict=True))
-        assert low[0] < 0.6 < high[0]
+        assert low[0] < 60 < high[0]  # in percent, as the metric
+        assert found.title.endswith("(%)")
         chart = curves_chart(found, {})
         assert len(points_of(chart, "polygon", "random, 95% interval")) == 2 * len(found.steps)
 
@@ -253,17 +256,17 @@ class TestPage:
     def test_sweeps_and_images_are_shown(self, tmp_path):
         values = {method: NUMBERS[name] for method, name in zip(STARTS, NUMBERS, strict=True)}
         page = write_page([invented_results(tmp_path, (PRECISION, ERROR, SIZE), values)])
-        sweeps = page.partition("Metrics over a number in the spelling")[2].partition("<h3>")[0]
-        charts = dict(re.findall(r"<figcaption>(\w+)</figcaption>(<svg.*?</svg>)", sweeps, re.DOTALL))
-        assert list(charts) == ["precision", "error", "size"]
-        heights = [y for _, y in points_of(charts["precision"], "polyline", "decompx.plus:start=…")]
+        sweeps = page.partition(">Metrics over a number in the spelling</h3>")[2].partition("<h3")[0]
+        charts = dict(re.findall(r"<figcaption>([^<]+)</figcaption>(<svg.*?</svg>)", sweeps, re.DOTALL))
+        assert list(charts) == ["precision (%)", "error", "size"]
+        heights = [y for _, y in points_of(charts["precision (%)"], "polyline", "decompx.plus:start=…")]
         assert heights[2] < heights[0] < heights[1]  # 0.8, 0.5 and 0.2, and the page's y goes down
-        images = page.partition("<h3>Best and worst images")[2].partition("<details>")[0]
+        images = page.partition(">Best and worst images</h3>")[2].partition("<details>")[0]
         shown = re.findall(r"<h4>(best|worst).*?</h4>.*?(\d\.png · \S+?)</div>", images)
         assert shown == [  # methods as in the table: three, one, two
-            *(("best", "0.png · 1"), ("worst", "2.png · 0.6")),
-            *(("best", "2.png · 0.9"), ("worst", "1.png · 0")),
-            *(("best", "2.png · 0.3"), ("worst", "0.png · 0.1")),
+            *(("best", "0.png · 100.00%"), ("worst", "2.png · 60.00%")),
+            *(("best", "2.png · 90.00%"), ("worst", "1.png · 0.00%")),
+            *(("best", "2.png · 30.00%"), ("worst", "0.png · 10.00%")),
         ]
 
     def test_curves_and_dots_are_shown(self, tmp_path):
@@ -273,16 +276,30 @@ class TestPage:
         }
         metrics = (PRECISION, ERROR, accuracy_auc("", (0.1, 0.2, 0.3), direction="lower"))
         page = write_page([invented_results(tmp_path, metrics, numbers)], pictures=0)
-        curves = page.partition("<h3>Curves")[2].partition("<h3>")[0]
+        curves = page.partition(">Curves</h3>")[2].partition("<h3")[0]
         assert curves.count("<polyline") == 2
-        dots = page.partition("<h3>Means and intervals")[2].partition("<h3>")[0]
+        dots = page.partition(">Means and intervals</h3>")[2].partition("<h3")[0]
         assert dots.count("<circle") == 2 * len(metrics)
         assert "Best and worst" not in page
+
+    def test_a_page_begins_with_what_was_found_and_its_contents(self, tmp_path):
+        page = write_page([invented_results(tmp_path, (PRECISION, ERROR, SIZE), NUMBERS)], pictures=0)
+        (summary,) = re.findall(r'<p class="summary">(.*?)</p>', page)
+        assert summary.startswith("3 methods on 3 images: three has the best precision, 80.00% (95% interval")
+        links = re.findall(r'<a href="#([^"]+)">', page)
+        assert links
+        assert all(f'id="{link}"' in page for link in links)
+        assert page.index('class="summary"') < page.index('class="contents"') < page.index("<table")
+
+    def test_a_page_can_be_printed(self, tmp_path):
+        page = write_page([invented_results(tmp_path, (PRECISION, ERROR, SIZE), NUMBERS)], pictures=0)
+        assert "@media print" in page
+        assert page.count("<thead>") == page.count("<table") > 1  # so that headings are repeated on every sheet
 
     def test_names_of_methods_stay_text(self, tmp_path):
         hostile = "<script>alert(1)</script>&\"'"
         values = {hostile: NUMBERS["one"], "two": NUMBERS["two"]}
         page = write_page([invented_results(tmp_path, (PRECISION, ERROR, SIZE), values)], pictures=1)
         assert "<script" not in page
-        # In both tables, above its images, and twice in each of two charts.
-        assert html.unescape(page).count(hostile) == 3 + 4
+        # In the summary, in both tables, above its images, and twice in each of two charts.
+        assert html.unescape(page).count(hostile) == 4 + 4

@@ -55,7 +55,7 @@ def check(html):
         assert tag not in {"script", "iframe", "object", "embed", "form", "base"}
         assert not any(name.startswith("on") for name in attributes)
         for name in ("src", "href", "srcset", "data", "action"):
-            assert attributes.get(name, "data:").startswith("data:")
+            assert attributes.get(name, "data:").startswith(("data:", "#"))
     assert "url(" not in html
     assert "@import" not in html
     return checker
@@ -93,6 +93,11 @@ class TestCommand:
         images = [attributes for tag, attributes in found.elements if tag == "img"]
         assert len(images) == 2 * 3 + 2  # photo and two maps of each, and what the colours mean
         assert all(attributes["alt"] for attributes in images)
+        links = [attributes["href"][1:] for tag, attributes in found.elements if tag == "a"]
+        assert links == [attributes["id"] for tag, attributes in found.elements if tag == "h2" and "id" in attributes]
+        assert found.text.index("2 images explained by tokentm and ixg.plus, model timm/") < found.text.index(
+            "deletion"
+        )
         assert html.count("<polyline") == 2 * 2 * 2
         for part in ("sha256", "torch", "vitreous", "timm/test_vit@random"):
             assert part in found.text
@@ -155,10 +160,10 @@ class TestCommand:
         [(InputError("too odd"), "too odd"), (IndexError("amax()"), "unexpected IndexError: amax()")],
     )
     def test_a_photo_that_cannot_be_shown_is_one_failure(self, photos, tmp_path, monkeypatch, error, said):
-        def fails_on_the_first(name, *arguments):
+        def fails_on_the_first(name, *arguments, **options):
             if name == "cat.png":
                 raise error
-            return photo_section(name, *arguments)
+            return photo_section(name, *arguments, **options)
 
         monkeypatch.setattr("vitreous.html.report.photo_section", fails_on_the_first)
         (photos / "dog.png").write_bytes((photos / "cat.png").read_bytes())

@@ -183,7 +183,7 @@ MISTAKES = {
     "box the wrong way": (lambda: Box(0.5, 0, 0.1, 1), "left < right"),
     "token that is no number": (lambda: Token("a"), "a token must be a whole number"),
     "too few targets": (lambda: [Contrast(0, 1)], "targets for 1 images, and 2 images: a plain list is one target per"),
-    "uneven rows": (lambda: [[Contrast(0, 1)], [Contrast(0, 1), Logit(2)]], "equally many for each"),
+    "uneven rows": (lambda: [[Contrast(0, 1)], [Contrast(0, 1), Logit(2)]], "every image has equally many targets"),
     "rows and targets": (lambda: [[Contrast(0, 1)], Contrast(0, 1)], "a plain list is one target per image"),
 }
 

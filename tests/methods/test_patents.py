@@ -3,7 +3,7 @@
 import vitreous
 from vitreous.methods.spelling import patent_of
 
-LRP = {"abslrp", "attnlrp", "conservative_lrp", "lrp", "lrp_rollout", "plrp", "transattr"}
+LRP = {"abslrp", "attnlrp", "attnlrp_gamma", "conservative_lrp", "lrp", "lrp_rollout", "plrp", "transattr"}
 
 
 def names(**options):

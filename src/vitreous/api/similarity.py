@@ -78,7 +78,7 @@ class _CoordinatesAndCosines(nn.Module):
         return torch.cat([unit, unit @ self.fixed.T.to(unit)], dim=-1)  # type: ignore[operator]
 
 
-class SkipZeroRows(TorchDispatchMode):
+class SkipZeroRows(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own class
     """Leaves rows and columns of zeros out of matrix products.
 
     The gradient of a class token is 0 in all other rows of the last block's feed-forward part, and under rules that
@@ -201,7 +201,7 @@ def match_patches(
     units = torch.cat([_embedded(tower, batch) for batch in batches])
     head = _CoordinatesAndCosines(tower, units).eval()
     columns = list(range(units.shape[1] + len(units)))
-    with SkipZeroRows():
+    with SkipZeroRows():  # type: ignore[no-untyped-call]
         found = [explain(head, batch, spelling, [columns] * len(batch), outputs="value") for batch in batches]
     maps = [image for each in found for image in each.scores[spelling]]  # (width + 2, patches) each
     shares = [image[: units.shape[1]] for image in maps]

@@ -79,7 +79,7 @@ class Audit:
 
     def class_name(self, number: int) -> str:
         """The name of a class: of the model, or of the data set if it has as many labels, or its number."""
-        for names in (self.context.model.class_names, self.context.data.class_names):
+        for names in (self.context.classifier.class_names, self.context.data.class_names):
             if names is not None and 0 <= number < len(names):
                 return names[number]
         return f"class {number}"

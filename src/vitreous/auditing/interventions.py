@@ -152,8 +152,8 @@ class Interventions:
         if host is None:
             return {}
         there = self._pixels(host)
-        edits = [self._recolour(own, -logs), *(self._recolour(own, -other) for other in turned)]
-        edits += [self._recolour(there, logs), *(self._recolour(there, other) for other in turned), there]
+        edits = [self._recolour(own, photo, -logs), *(self._recolour(own, photo, -other) for other in turned)]
+        edits += [self._recolour(there, host, logs), *(self._recolour(there, host, other) for other in turned), there]
         chances = self._chances(torch.cat(edits))
         whole, count = float(self._collected.probability[photo]), len(turned)
         effects = _removed("replace", whole, chances[0], target)
@@ -162,12 +162,24 @@ class Interventions:
         controls = [_added("paste_control", chances[-1], each, target) for each in chances[2 + count : -1]]
         return effects | {name: float(np.mean([each[name] for each in controls])) for name in controls[0]}
 
-    def _recolour(self, pixels: Tensor, logs: Floats) -> Tensor:
+    def _recolour(self, pixels: Tensor, photo: int, logs: Floats) -> Tensor:
+        """Scale the channels of a photo outside of its object, whose own colour is no cast.
+
+        Where there is no mask, the middle half of both sides stays as it is.
+        """
         gains = torch.from_numpy(np.exp(logs)).to(pixels)[: pixels.shape[1], None, None]
         black = self._runner.black
         floor = pixels.amin(dim=(0, 2, 3)) if black is None else black.to(pixels)
         floor = floor[:, None, None]
-        return floor + (pixels - floor) * gains
+        size = pixels.shape[-2], pixels.shape[-1]
+        outside = torch.ones(size, dtype=torch.bool, device=pixels.device)
+        if self._collected.masked[photo]:
+            mask = torch.from_numpy(self._collected.background[photo].reshape(1, *self._collected.grid)).double()
+            outside = (enlarged(mask, size, "nearest", self._runner.layout.geometry)[0] > 0.5).to(pixels.device)
+        else:
+            high, wide = (max(1, side // 4) for side in size)
+            outside[high:-high, wide:-wide] = False
+        return torch.where(outside, floor + (pixels - floor) * gains, pixels)
 
     def _both_classes(
         self, suspicion: Suspicion, photo: int, region: Bools, random: np.random.Generator

@@ -22,7 +22,7 @@ from vitreous.evaluation.store.run import hash_of
 _EXACT = 12  # pairs up to which all signs are tried
 _SIGNS = 9999
 _POWER = 0.8
-VERSION = 1  # of the interventions; raised when their numbers change
+VERSION = 2  # of the interventions; raised when their numbers change
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,12 @@ def _explains(one: Tested, other: Tested) -> bool:
     pair = (one, other)
     if not all(each.finding and each.is_shortcut for each in pair) or one.covered_by is not None:
         return False
-    if one.suspicion.target != other.suspicion.target or "colour" in {each.suspicion.kind for each in pair}:
+    kinds = {each.suspicion.kind for each in pair}
+    if (
+        one.suspicion.target != other.suspicion.target
+        or "colour" in kinds
+        or (len(kinds) > 1 and "background" in kinds)
+    ):
         return False
     regions = [each.suspicion.regions.any(axis=0) for each in pair]
     strengths = [max(effect.excess for effect in each.effects.values()) for each in pair]

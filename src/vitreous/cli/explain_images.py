@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import vitreous
-from vitreous._utils.defaults import DEFAULT_METHODS
+from vitreous._utils.defaults import AUTO, DEFAULT_METHODS
 from vitreous._utils.storage import StorageError
 from vitreous.cli.console import plain_warnings, print_error, print_line, progress_bar, steps
 from vitreous.errors import ImageError, InputError, TargetError
@@ -217,7 +217,7 @@ class ExplainResult:
 
 def run(arguments: Sequence[str], request: ExplainRequest, console: Console) -> ExplainResult:
     """Explain the images named by ``arguments`` and save each result in its own folder."""
-    for spelling in request.methods or ():
+    for spelling in () if request.methods is None or list(request.methods) == [AUTO] else request.methods:
         parse(spelling)  # report a misspelled method before loading the model
     job = _ExplainJob(request, console)
     images = job.find(arguments)

@@ -87,7 +87,7 @@ def _load(request: SimilarRequest) -> LoadedModel:
 def _match(request: SimilarRequest, first: Path, second: Path) -> dict[str, Any]:
     images = [read_image(file) for file in (first, second)]
     model = _load(request)
-    found = vitreous.match_patches(model, *images, method=(request.methods or (_MATCH_METHOD,))[0])
+    found = vitreous.match_patches(model, images[0], images[1], (request.methods or (_MATCH_METHOD,))[0])
     pairs = found.pairs(request.pairs)
     told = {
         "model": request.model,

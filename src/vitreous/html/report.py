@@ -5,10 +5,12 @@ A report is written photo by photo, so that a folder of thousands needs no more 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 from PIL import Image
@@ -88,12 +90,13 @@ class ReportFile:
         photos: Number of photos added so far.
     """
 
-    def __init__(self, stream: IO[str], command: str, methods: Sequence[str]) -> None:
+    def __init__(self, stream: IO[str], sections: IO[str], command: str, methods: Sequence[str]) -> None:
         self._stream, self._command, self._methods = stream, command, methods
+        self._sections = sections  # kept apart, for what stands above them is known in the end
+        self._contents: list[tuple[str, str, str]] = []
         self._provenance: Mapping[str, Any] = {}
         self._curves = True
         self.photos = 0
-        stream.write(page.opening(TITLE, style=STYLE))
 
     def add(
         self,
@@ -114,14 +117,19 @@ class ReportFile:
         try:
             targets = range(explanation.classes_per_image if self._curves else 0)
             measured = [measure(model, photo, explanation, target) for target in targets]
-            section = photo_section(name, photo, explanation, measured, trust)
+            section = photo_section(name, photo, explanation, measured, trust, anchor=f"image-{self.photos}")
         except Exception as error:  # any failure: the results of the other images must not be lost
             reason = str(error) if isinstance(error, VitreousError) else f"unexpected {type(error).__name__}: {error}"
             raise ReportError(f"{name} is not in the report: {reason}") from error
-        self._stream.write(section)
+        self._contents.append((f"image-{self.photos}", name, prediction_of(explanation)))
+        self._sections.write(section)
 
     def finish(self, failures: Mapping[str, str]) -> None:
-        """Write the sections that concern all photos."""
+        """Write the report: what it says in short, the contents, the photos, and what concerns all of them."""
+        self._stream.write(page.opening(TITLE, style=STYLE))
+        self._stream.write(contents_section(self._contents, self._methods, self._provenance))
+        self._sections.seek(0)
+        shutil.copyfileobj(self._sections, self._stream)
         self._stream.write(failures_section(failures))
         self._stream.write(methods_section(self._methods, curves=self._curves))
         self._stream.write(provenance_section(self._provenance, self._command))
@@ -132,8 +140,13 @@ class ReportFile:
 def report_file(path: Path, command: str, methods: Sequence[str]) -> Iterator[ReportFile]:
     """Open a report; it appears at ``path`` if the block ends without an exception and added a photo."""
     _check_no_folder(path)
-    with suppress(_NoPhoto), atomic_file(path) as draft, draft.open("w", encoding="utf-8") as stream:
-        report = ReportFile(stream, command, methods)
+    with (
+        suppress(_NoPhoto),
+        atomic_file(path) as draft,
+        draft.open("w", encoding="utf-8") as stream,
+        TemporaryFile("w+", encoding="utf-8") as sections,
+    ):
+        report = ReportFile(stream, sections, command, methods)
         yield report
         if not report.photos:
             raise _NoPhoto  # an earlier report is worth more than an empty one
@@ -148,8 +161,11 @@ def write_report(explanation: Explanation, path: Path) -> Path:
         InputError: The explanation holds no pictures.
     """
     _check_no_folder(path)
-    body = "".join(
-        photo_section(f"image {index}", None, explanation.select(index), ()) for index in range(len(explanation))
+    alone = [explanation.select(index) for index in range(len(explanation))]
+    listed = [(f"image-{index}", f"image {index}", prediction_of(one)) for index, one in enumerate(alone)]
+    body = contents_section(listed, explanation.methods, explanation.provenance)
+    body += "".join(
+        photo_section(name, None, one, (), anchor=anchor) for one, (anchor, name, _) in zip(alone, listed, strict=True)
     )
     body += methods_section(explanation.methods, curves=False)
     body += provenance_section(explanation.provenance, "vitreous.explain, in Python")
@@ -182,6 +198,8 @@ def photo_section(
     explanation: Explanation,
     measured: Sequence[Measured],
     trust: Trust | None = None,
+    *,
+    anchor: str = "",
 ) -> str:
     """Render the section of one photo.
 
@@ -191,6 +209,7 @@ def photo_section(
         explanation: The explanation of this photo alone.
         measured: The curves for each explained class, in their order; empty if there are none.
         trust: What the maps are worth, where that was measured.
+        anchor: What the contents refer to.
     """
     base = BaseImage.of(explanation, 0, photo).fitted(_PICTURE, _PICTURE)
     prefix = "" if explanation.class_names else "class "
@@ -208,6 +227,7 @@ def photo_section(
     ]
     return page.render(
         "photo.html",
+        anchor=anchor,
         name=name,
         base=base,
         predictions=page.clipped(predictions),
@@ -215,6 +235,37 @@ def photo_section(
         no_curves="" if has_curves(explanation) else _no_curves(_OF_CLASSES if explanation.targets else NO_CURVES),
         trust="" if trust is None else trust.sentence,
     )
+
+
+def prediction_of(explanation: Explanation) -> str:
+    """Name the most likely class of one photo with its probability, or the first explained target with its value."""
+    if not explanation.logits.shape[1]:
+        return class_caption(explanation)
+    (first,) = explanation.top(1)
+    name = first.label.split(",")[0].replace("_", " ") if explanation.class_names else f"class {first.class_index}"
+    return f"{name}, {explanation.format_output(first.class_index)}"
+
+
+def contents_section(
+    photos: Sequence[tuple[str, str, str]], methods: Sequence[str], provenance: Mapping[str, Any]
+) -> str:
+    """Render what the report says in short, and a list of its photos if there are several.
+
+    Args:
+        photos: Of every photo the anchor, the name and the prediction.
+        methods: The methods.
+        provenance: Of the last explanation.
+    """
+    count = f"{len(photos)} image{'s' if len(photos) != 1 else ''}"
+    model = provenance.get("model")
+    summary = f"{count} explained by {_listed(methods)}" + (f", model {model}." if model else ".")
+    if len(photos) == 1:
+        summary += f" Prediction: {photos[0][2]}."
+    return page.render("contents.html", summary=summary, photos=photos if len(photos) > 1 else [])
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def methods_section(methods: Sequence[str], *, curves: bool = True) -> str:

@@ -159,7 +159,7 @@ def to_coco(
         "annotations": annotations,
     }
     if file is not None:
-        with atomic_file(expanded(file)) as draft:
+        with atomic_file(expanded(Path(file))) as draft:
             draft.write_text(json.dumps(content), encoding="utf-8")
     return content
 
@@ -279,7 +279,7 @@ def write_voc_masks(
             values[mask] = number
         picture = Image.fromarray(values)
         picture.putpalette(_voc_palette())
-        file = expanded(directory) / f"{stem}.png"
+        file = expanded(Path(directory)) / f"{stem}.png"
         with atomic_file(file) as draft:
             picture.save(draft, format="PNG")
         files.append(file)
@@ -316,7 +316,7 @@ def write_maps(explanation: Explanation, file: str | os.PathLike[str]) -> Path:
     """
     if explanation.targets:
         raise InputError("targets that are not classes are written by explanation.save(folder) only")
-    place = expanded(file)
+    place = expanded(Path(file))
     if place.suffix in {".h5", ".hdf5"}:
         h5py = _package("h5py", "formats")
         with atomic_file(place) as draft, h5py.File(draft, "w") as opened:
@@ -366,7 +366,7 @@ def read_maps(file: str | os.PathLike[str]) -> Explanation:
     Raises:
         StorageError: it is not such a file, or damaged.
     """
-    place = expanded(file)
+    place = expanded(Path(file))
     if not place.exists():
         raise StorageError(f"{place}: there is no such file")
     if place.suffix == ".zarr":

@@ -21,7 +21,7 @@ from vitreous.evaluation.runner.measure import Row, columns_of, measure
 from vitreous.evaluation.statistics import Estimate, estimates
 from vitreous.evaluation.tasks.faithfulness import EfficientRandomisation, ShiftStability
 from vitreous.evaluation.tasks.sanity import Randomisation, Sensitivity
-from vitreous.evaluation.tasks.task import Case, ImageBatch, MissingAnnotationError, Picture
+from vitreous.evaluation.tasks.task import Case, ImageBatch, MapTarget, MissingAnnotationError, Picture
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import display_maps
 from vitreous.inputs.patch_geometry import PatchGeometry, enlarge
@@ -291,7 +291,7 @@ class _GivenMaps(ImageAdapter):
         return super().open(samples, prepared)
 
     def maps(
-        self, batch: ImageBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
+        self, batch: ImageBatch, images: Sequence[int], targets: Sequence[Sequence[MapTarget]], methods: Sequence[str]
     ) -> Maps:
         grid, size = batch.runner.layout.grid, batch.runner.size
         batch.runner.geometry = batch.runner.layout.geometry
@@ -300,10 +300,10 @@ class _GivenMaps(ImageAdapter):
             picture = batch.pictures[image]
             sample = self._samples[picture.name]
             explained = sample.targets or (picture.predicted,)
-            missing = sorted(set(classes) - set(explained))
+            missing = [str(target) for target in classes if target not in explained]
             if missing:
                 raise MissingAnnotationError(
-                    f"the protocol measures the map of class {missing[0]}, and the maps given explain "
+                    f"the protocol measures the map of {missing[0]}, and the maps given explain "
                     f"{', '.join(map(str, explained))}: give maps (batch, k, ...) and targets (batch, k)"
                 )
             for method in methods:
@@ -313,8 +313,8 @@ class _GivenMaps(ImageAdapter):
                         f"the maps {method!r} have {tuple(values.shape[-2:])} rows and columns: they must be those of "
                         f"the patches, {grid}, or of the input, {size}"
                     )
-                by_class = dict(zip(explained, values, strict=True))
-                found[Case(image, method)] = {number: by_class[number] for number in classes}
+                by_class: dict[MapTarget, Tensor] = dict(zip(explained, values, strict=True))
+                found[Case(image, method)] = {target: by_class[target] for target in classes}
         return found
 
     def _picture(self, sample: Any, logits: Tensor) -> Picture:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,7 +22,6 @@ from vitreous.inputs.images import MAX_PIXELS
 
 if TYPE_CHECKING:
     import os
-    from pathlib import Path
 
 __all__ = ["read_dicom", "read_nifti", "write_secondary_capture"]
 
@@ -53,7 +53,7 @@ def read_dicom(
         >>> pictures = read_dicom("scan.dcm", window=(40, 400))
     """
     pydicom = _package("pydicom")
-    place = expanded(file)
+    place = expanded(Path(file))
     with errors_as(ImageError, f"{place} is no DICOM image that can be read"):
         dataset = pydicom.dcmread(place)
         count = int(dataset.get("NumberOfFrames", 1) or 1)
@@ -202,7 +202,7 @@ def read_nifti(
         >>> pictures = read_nifti("brain.nii.gz", window=(50, 100), slices=[40, 41])
     """
     nibabel = _package("nibabel")
-    place = expanded(file)
+    place = expanded(Path(file))
     if axis not in {0, 1, 2}:
         raise InputError(f"axis must be 0, 1 or 2, not {short_repr(axis)}")
     with errors_as(ImageError, f"{place} is no NIfTI image that can be read"):
@@ -223,7 +223,8 @@ def read_nifti(
         function = "LINEAR" if checked == "range" else "LINEAR_EXACT"
         used = _range_of([volume]) if checked == "range" else checked
         flip = radiological and axis != 0
-        grey = [np.rot90(_windowed(volume.take(number, axis=axis), used, function)) for number in chosen]
+        planes = np.moveaxis(volume, axis, 0)
+        grey = [np.rot90(_windowed(planes[number], used, function)) for number in chosen]
         return [Image.fromarray(np.ascontiguousarray(each[:, ::-1] if flip else each)).convert("RGB") for each in grey]
 
 
@@ -292,7 +293,7 @@ def write_secondary_capture(
     dataset.file_meta.TransferSyntaxUID = uid.ExplicitVRLittleEndian
     dataset.file_meta.MediaStorageSOPClassUID = capture
     dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
-    place = expanded(file)
+    place = expanded(Path(file))
     with atomic_file(place) as draft:
         dataset.save_as(draft, enforce_file_format=True)
     return place

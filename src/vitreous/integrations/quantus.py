@@ -51,7 +51,9 @@ def explain_func(
     """
     if not channel_first:
         raise InputError("channel_first=False is not supported: images are (batch, channel, height, width)")
-    network: Any = model.get_model() if hasattr(model, "get_model") else model
+    network: Any = model
+    if hasattr(model, "get_model"):
+        network = network.get_model()
     images = torch.as_tensor(inputs)
     if images.dim() == 3:
         images = images[None]

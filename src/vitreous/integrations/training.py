@@ -312,7 +312,11 @@ class Watcher:
 
     def hook(self, optimizer: torch.optim.Optimizer) -> None:
         """Count the steps of an optimiser, so that ``step`` need not be called."""
-        self._hook = optimizer.register_step_post_hook(lambda *_: self.step() and None)
+
+        def count(*_: Any) -> None:
+            self.step()
+
+        self._hook = optimizer.register_step_post_hook(count)
 
     def close(self) -> None:
         """Stop watching; loggers stay open, for they are the caller's."""

@@ -174,7 +174,7 @@ def _values(texts: Mapping[str, str], options: Mapping[str, OptionInfo]) -> dict
 
 
 EXAMPLE_DEPTH = 12  # blocks of a ViT-Ti, -S or -B
-_LRP_RULES = frozenset({"abslrp", "abslrp_share", "attnlrp", "conservative", "lrp_orig", "lrp_ours"})
+_LRP_RULES = ("abslrp", "attnlrp", "conservative", "lrp_")  # how the names of rules of LRP begin
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def cost_of(spelling: str) -> Cost:
 def patent_of(spelling: str) -> Patent | None:
     """Return what is known of patents on a spelling: on its method, or on the rules that its options choose."""
     recipe = parse(spelling)
-    uses_lrp = not _LRP_RULES.isdisjoint(recipe.needs(EXAMPLE_DEPTH).rules)
+    uses_lrp = any(rule.startswith(_LRP_RULES) for rule in recipe.needs(EXAMPLE_DEPTH).rules)
     return recipe.info.own_patent or (LRP_PATENT if uses_lrp else None)
 
 

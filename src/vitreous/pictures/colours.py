@@ -137,4 +137,5 @@ def word_colour(strength: float, *, signed: bool) -> str:
 
 def line_style(number: int, colours: Sequence[str], dashes: Sequence[str]) -> tuple[str, str]:
     """Give the colour and the dashes of a chart line; where colours repeat, the dashes differ."""
-    return colours[number % len(colours)], dashes[(number // len(colours) + number) % len(dashes)]
+    turn, place = divmod(number, len(colours))
+    return colours[place], dashes[(turn + place) % len(dashes)]

@@ -217,9 +217,9 @@ class Filmstrip:
 
     Examples:
         >>> from vitreous.pictures import filmstrip
-        >>> film = filmstrip(model, "demo.jpg", explanation, "gae", steps=3)
-        >>> film.fractions.tolist() == [0, 1 / 3, 2 / 3, 1], bool(film.kept[0].all())
-        (True, True)
+        >>> film = filmstrip(model, "demo.jpg", explanation, "gae", steps=2)
+        >>> film.fractions.tolist(), bool(film.kept[0].all())
+        ([0.0, 0.5, 1.0], True)
     """
 
     method: str

@@ -90,7 +90,8 @@ def _find_wanted(loaded: LoadedTextModel, target: Any, topk: int | None, texts: 
     target = parse_targets(target, lambda: loaded.class_names)
     objects = find_objects(target, texts, "text")
     if objects is None:
-        return class_indices(target, lambda: loaded.class_names)
+        classes: AnyTarget = class_indices(target, lambda: loaded.class_names)
+        return classes
     if topk is not None:
         raise TargetError("give a target or topk, not both")
     if objects.module(loaded.model) is not loaded.model:

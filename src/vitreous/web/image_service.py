@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from vitreous.models import LoadedModel
 from vitreous.pictures.curves import Curves, recorded
 from vitreous.pictures.strips import depth_of
 from vitreous.tape.diagnosis import missing_linear_part
-from vitreous.targets import Prompt, Similarity
+from vitreous.targets import Contrast, Prompt, Similarity
 from vitreous.web.jobs import Job, Limits, Throughput, Worker, monitored
 from vitreous.web.models import PROMPT_MODEL, ModelCache
 from vitreous.web.requests import ExplainRequest, RunMethods, all_depths, compute, compute_first, is_single_pass
@@ -185,7 +185,7 @@ class ImageService:
             if not targets:
                 results.add(vitreous.explain(model, pixels, methods))
             elif isinstance(targets[0], PromptTarget):
-                dual = self.models.dual_encoder(name)
+                dual: Any = self.models.dual_encoder(name)
                 if dual is None:
                     raise UnsupportedModelError(f"{name} reads no text: prompts need a model such as {PROMPT_MODEL}.")
                 prompts = [Prompt(one.text) for one in targets if isinstance(one, PromptTarget)]
@@ -194,7 +194,8 @@ class ImageService:
                 others = [self._reference(one.upload, model) for one in targets if isinstance(one, SimilarTarget)]
                 results.add(vitreous.explain(self.models.embedding_tower(name), pixels, methods, [others]), targets)
             else:
-                results.add(vitreous.explain(model, pixels, methods, [list(targets)]), targets)
+                classes = [one for one in targets if isinstance(one, int | Contrast)]
+                results.add(vitreous.explain(model, pixels, methods, [classes]), classes)
 
         return run
 

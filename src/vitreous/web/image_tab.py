@@ -117,11 +117,12 @@ class ImageTab(TabController):
         parts.open.click(self.open_example, inputs, outputs, api_name="open", **asked)
         parts.upload.upload(self.open_upload, [*inputs, parts.upload], outputs, api_name="upload", **asked)
         parts.model.change(self.change_model, inputs, outputs, **asked)
-        parts.show.click(self.show, [*session, pending["maps"]], [*maps, parts.view], api_name="show", **asked)
+        shown = [*maps, parts.view, parts.model]
+        parts.show.click(self.show, [*session, pending["maps"]], shown, api_name="show", **asked)
         parts.second_upload.upload(
             self.open_second,
             [*session, pending["maps"], parts.second_upload],
-            [*maps, parts.view, parts.second],
+            [*shown, parts.second],
             api_name="second",
             **asked,
         )

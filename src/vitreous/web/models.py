@@ -161,7 +161,10 @@ class ModelCache(BaseModelCache[LoadedModel]):
             except VitreousError:
                 raise error from None
         self._duals[name] = dual
-        return zero_shot(dual, COMMON_NAMES)
+        classifier = zero_shot(dual, COMMON_NAMES)
+        if not isinstance(classifier, LoadedModel):
+            raise ModelError(f"{name}: how images become its input is not known.")
+        return classifier
 
 
 class TextModelCache(BaseModelCache[LoadedTextModel]):

@@ -133,7 +133,7 @@ def _explainer(
     model: LoadedTextModel, text: TextInput, results: TextResults, classes: Sequence[TargetKey]
 ) -> RunMethods:
     def run(methods: Sequence[str]) -> None:
-        target = [list(classes)] if classes else None
+        target = [[one for one in classes if isinstance(one, int)]] if classes else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the page says itself that the text was truncated
             results.add(vitreous.explain_text(model, text.text, methods, target, windows=text.windows))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vitreous._utils.messages import close_match
 from vitreous.errors import InputError, MethodError
 from vitreous.evaluation.report.results import Results, summarise
-from vitreous.evaluation.report.svg import Curves, curves_of, sweeps_of
+from vitreous.evaluation.report.svg import Curves, curves_of, shown_factor, sweeps_of
 from vitreous.evaluation.report.tables import ResultTable
 from vitreous.explanation.views import Look
 from vitreous.methods import is_control
@@ -16,6 +16,7 @@ from vitreous.pictures.canvas import Canvas
 from vitreous.pictures.charts import ChartLine, Panel, panels_figure
 from vitreous.pictures.metric_charts import MetricValues, dots_figure, radar_figure
 
+_BANDS = 7  # lines that have colours of their own
 NAMES = ("dots", "radar", "curves", "layer-curve")
 
 
@@ -29,11 +30,12 @@ def results_figure(
         if method not in results.methods:
             raise MethodError(f"{method} was not measured; measured methods are {', '.join(results.methods)}")
     if name == "curves":
-        return panels_figure([_panel(curve, methods) for curve in curves_of(results)], look=look)
+        banded = methods or results.methods[:_BANDS]
+        return panels_figure([_panel(curve, methods) for curve in curves_of(results, banded)], look=look)
     table = summarise(results, ranks=False)
     caption = "" if look.width is not None else table.title
     if name == "layer-curve":
-        sweeps = sweeps_of(table.estimates)
+        sweeps = sweeps_of(table.estimates, table.metrics)
         if not sweeps:
             raise InputError("no method was measured from several start layers, such as ixg.plus:start=0 and start=6")
         return panels_figure([_panel(sweep, None) for sweep in sweeps], caption=caption, look=look)
@@ -60,7 +62,7 @@ def metric_values(
 
 
 def _values(table: ResultTable, metric: Metric, methods: Sequence[str] | None) -> MetricValues:
-    factor = 100.0 if metric.label != metric.name else 1.0
+    factor = shown_factor(metric)
     shown = [method for method in table.methods if methods is None or method in methods]
     found = {method: table.estimate(method, metric.name) for method in shown}
     values = {
@@ -77,6 +79,5 @@ def _panel(curves: Curves, methods: Sequence[str] | None) -> Panel:
         if methods is None or name in methods:
             low, high = curves.bands.get(name, (None, None))
             lines.append(ChartLine(name, curves.steps, values, low, high))
-    return Panel(
-        curves.title, curves.axis, "", lines, whole=len(curves.steps) > 1 and curves.axis in {"start", "layer"}
-    )
+    axis = "start layer" if curves.axis == "start" else curves.axis
+    return Panel(curves.title, axis, "", lines, whole=len(curves.steps) > 1 and curves.axis in {"start", "layer"})

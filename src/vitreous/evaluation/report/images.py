@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, chdir, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,17 +17,16 @@ from vitreous.evaluation.report.results import Results, counted_values
 from vitreous.evaluation.runner.adapters import places_of, resized
 from vitreous.evaluation.runner.measure import EvaluationContext, open_context
 from vitreous.evaluation.store.store import Store, read_manifest
+from vitreous.explanation.explanation import Explanation
 from vitreous.html.page import picture
 from vitreous.html.words import excerpt
 from vitreous.metrics.metric import Metric
 from vitreous.models.text_models import LoadedTextModel
+from vitreous.pictures.base_image import BaseImage
+from vitreous.pictures.captions import placeholder
 from vitreous.text.explain import explain_text
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-
-_SIDE = 132
+_SIDE = 300  # pixels of a photo and of its map
 Thumbnails = Mapping[tuple[str, int], str]
 
 
@@ -111,7 +109,16 @@ def _draw(context: EvaluationContext, index: int, methods: list[str]) -> dict[st
     target = sample.label if context.protocol.prompt is not None else None
     preprocessing = resized(model.preprocessing, context.protocol.resize)
     explanation = explain(replace(model, preprocessing=preprocessing), [sample.image], methods, target=target)
-    return {method: _small(explanation.overlay(method)) for method in methods}
+    base = BaseImage.of(explanation, 0, sample.image).with_mask(sample.mask).cropped().fitted(_SIDE, _SIDE)
+    photo = picture(base.outlined(base.photo), "")  # its name stands below
+    return {method: photo + _map(base, explanation, method) for method in methods}
+
+
+def _map(base: BaseImage, explanation: Explanation, method: str) -> str:
+    scores = explanation.scores_of(method)
+    if not explanation.shows(method):
+        return picture(placeholder(base.photo.size), "")
+    return picture(base.lay(scores, explanation.grid_of(method), signed=explanation.signed[method]), "")
 
 
 def _written(model: LoadedTextModel, sample: Review, methods: Sequence[str]) -> dict[str, str]:
@@ -121,8 +128,3 @@ def _written(model: LoadedTextModel, sample: Review, methods: Sequence[str]) -> 
         explanation = explain_text(model, " ".join(sample.words), methods)
     marked = sample.rationale[places_of(sample, explanation.words[0])].tolist()
     return {method: excerpt(explanation, method, marked) for method in methods}
-
-
-def _small(overlay: Image.Image) -> str:
-    overlay.thumbnail((_SIDE, _SIDE))
-    return picture(overlay, "")  # its name stands below

@@ -41,6 +41,7 @@ from vitreous.metrics.metric import Metric
 COLOURS, DASHES = 8, 3  # evaluation.css has as many
 _SHOWN_DOTS = 4  # charts of metrics that are not folded away
 _PICTURED_METHODS = 12
+_NAMED_TIES = 3
 _SHOWN_FAILURES = 200
 _AGREEMENT = "**How alike the columns rank the methods** (Spearman, each turned so that higher is better)"
 _MISSING = "–"  # noqa: RUF001
@@ -125,6 +126,9 @@ class _Failures:
 class _Run:
     """The section of one run, as its template reads it."""
 
+    anchor: str
+    title: str
+    summary: str
     protocol: str
     noun: str
     unfinished: str
@@ -161,7 +165,10 @@ def write_page(found: Sequence[Results], *, pictures: int = 3, published: bool =
         version=__version__,
         overall_about=EXPLAINED,
         overall=[_overall(each) for each in overall_results(zip(found, tables, strict=True))],
-        runs=[_run(results, table, pictures, styles) for results, table in zip(found, tables, strict=True)],
+        runs=[
+            _run(results, table, pictures, styles, f"run-{number}")
+            for number, (results, table) in enumerate(zip(found, tables, strict=True), start=1)
+        ],
     )
 
 
@@ -169,7 +176,34 @@ def _overall(found: Overall) -> tuple[str, _Grid]:
     return found.title, _Grid(*found.grid())
 
 
-def _run(results: Results, table: ResultTable, pictures: int, styles: MethodStyles) -> _Run:
+def summary_of(results: Results, table: ResultTable) -> str:
+    """Say in a sentence what was measured, which method is best, and what a test does not tell apart from it."""
+    metric = table.main
+    compared = [method for method in table.methods if not is_control(method)]
+    noun = results.run.noun
+    measured = f"{len(compared)} method{'s' if len(compared) != 1 else ''} on {int(results.counted.sum())} {noun}"
+    best = [] if metric is None else [one for one in compared if _leads(table, one, metric)]
+    if metric is None or not best:
+        return f"{measured}, model {results.run.model.name}."
+    estimate = table.estimate(best[0], metric.name)
+    assert estimate is not None
+    mean, bounds = number_parts(estimate, metric)
+    unit = "%" if metric.label.endswith("(%)") else ""
+    interval = "" if bounds is None else f" (95% interval {bounds[0]} to {bounds[1]})"
+    tied = [one for one in compared if one not in best and is_tied(table, one, metric)]
+    sentence = f"{measured}: {' and '.join(best)} has the best {metric.name}, {mean}{unit}{interval}"
+    if not tied:
+        return f"{sentence}."
+    others = ", ".join(tied[:_NAMED_TIES]) + (f" and {len(tied) - _NAMED_TIES} more" if len(tied) > _NAMED_TIES else "")
+    return f"{sentence}; a paired test does not tell {others} apart from it."
+
+
+def _leads(table: ResultTable, method: str, metric: Metric) -> bool:
+    estimate = table.estimate(method, metric.name)
+    return estimate is not None and math.isfinite(estimate.mean) and table.is_best(estimate, metric)
+
+
+def _run(results: Results, table: ResultTable, pictures: int, styles: MethodStyles, anchor: str) -> _Run:
     leading = table.methods
     dots = _dots(table, styles)
     agreement = agreement_grid(table)
@@ -177,10 +211,13 @@ def _run(results: Results, table: ResultTable, pictures: int, styles: MethodStyl
     extremes = extremes_of(results, table.metrics, pictured, pictures) if pictures else []
     done = len(results.images)
     charts = [
-        _charts("Curves", curves_of(results), styles),
-        _charts("Metrics over a number in the spelling", sweeps_of(table.estimates), styles),
+        _charts("Curves", curves_of(results, leading[:COLOURS]), styles),
+        _charts("Metrics over a number in the spelling", sweeps_of(table.estimates, table.metrics), styles),
     ]
     return _Run(
+        anchor=anchor,
+        title=table.title,
+        summary=summary_of(results, table),
         protocol=results.run.protocol,
         noun=results.run.noun,
         unfinished="" if results.finished else f"{done} of {results.image_count} {results.run.noun}",
@@ -366,7 +403,7 @@ def _tiles(each: Extremes, images: Iterable[Extreme], thumbnails: Thumbnails) ->
         _SampleTile(
             Markup(thumbnails.get((each.method, image.index), "")),  # noqa: S704  # rendered by our own templates
             image.name,
-            f"{image.value:.3g}",
+            f"{each.metric.format(image.value)}{'%' if each.metric.label.endswith('(%)') else ''}",
         )
         for image in images
     ]

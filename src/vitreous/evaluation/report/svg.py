@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,10 +13,11 @@ from vitreous.evaluation.report.results import Results, counted_values
 from vitreous.evaluation.report.tables import ResultTable, row_label, table_heading
 from vitreous.evaluation.statistics import Estimate, means_interval
 from vitreous.html.page import Axis, Band, Line, line_chart, macro
-from vitreous.metrics.metric import Curve, Metric
+from vitreous.metrics.metric import Curve, Floats, Metric
 
 _SWEPT = re.compile(r"(?P<before>.*)\b(?P<option>start|layer|depth)=(?P<value>\d+)(?P<after>.*)")
 _SHORTEST = 3
+_PERCENT = 100.0
 _RANDOM = "random"  # the control that every curve is read against
 
 
@@ -30,8 +31,7 @@ class Curves:
         steps: places on that axis.
         lines: a height for every step, by the line's name.
         columns: what the heights are the means of, where they are means over images.
-        bands: by the line's name, the lower and the upper bound of its 95% bootstrap interval at every step; of the
-            control ``random``.
+        bands: by the line's name, the lower and the upper bound of its 95% bootstrap interval at every step.
     """
 
     title: str
@@ -42,42 +42,77 @@ class Curves:
     bands: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
 
 
-def curves_of(results: Results) -> list[Curves]:
-    """The curves that the protocol's metrics declare, averaged over images; of one title, the one with most steps."""
-    longest: dict[str, Curve] = {}
-    for curve in (curve for metric in results.protocol.metrics() for curve in metric.curves):
-        if curve.title not in longest or len(curve.steps) > len(longest[curve.title].steps):
-            longest[curve.title] = curve
-    return [_averaged(results, curve) for curve in longest.values() if len(curve.steps) >= _SHORTEST]
+def curves_of(results: Results, banded: Collection[str] = (), *, percent: bool = True) -> list[Curves]:
+    """The curves that the protocol's metrics declare, averaged over images; of one title, the one with most steps.
+
+    Args:
+        results: what was measured.
+        banded: the methods whose lines have bands, besides ``random``.
+        percent: whether shares of 0..1 are in percent, as in tables.
+    """
+    longest: dict[str, tuple[Curve, Metric]] = {}
+    for metric in results.protocol.metrics():
+        for curve in metric.curves:
+            if curve.title not in longest or len(curve.steps) > len(longest[curve.title][0].steps):
+                longest[curve.title] = curve, metric
+    return [
+        _averaged(results, curve, metric if percent else None, banded)
+        for curve, metric in longest.values()
+        if len(curve.steps) >= _SHORTEST
+    ]
 
 
-def _averaged(results: Results, curve: Curve) -> Curves:
+def _averaged(results: Results, curve: Curve, metric: Metric | None, banded: Collection[str]) -> Curves:
+    values = counted_values(results, curve.columns)
+    factor = 1.0 if metric is None else _curve_factor(metric, values.values())
+    title = f"{curve.title} (%)" if factor != 1 and "%" not in curve.title else curve.title
     lines, bands = {}, {}
-    for method, table in counted_values(results, curve.columns).items():
-        known = table[np.isfinite(table).all(axis=1)]
+    for method, table in values.items():
+        known = factor * table[np.isfinite(table).all(axis=1)]
         if len(known):
             lines[method] = tuple(float(mean) for mean in known.mean(axis=0))
-        if method == _RANDOM and len(known) > 1:
+        if (method == _RANDOM or method in banded) and len(known) > 1:
             bounds = means_interval(known, seed=results.run.seed)
             bands[method] = tuple(bounds[0].tolist()), tuple(bounds[1].tolist())
-    return Curves(curve.title, curve.axis, curve.steps, lines, curve.columns, bands)
+    return Curves(title, curve.axis, curve.steps, lines, curve.columns, bands)
 
 
-def sweeps_of(estimates: Sequence[Estimate]) -> list[Curves]:
-    """Metrics over a number in the spelling, where methods were measured for several: SkipPLUS' start layers."""
+def _curve_factor(metric: Metric, tables: Iterable[Floats]) -> float:
+    """Shares of 0..1 are in percent where the metric made of them is shown in percent."""
+    if shown_factor(metric) == 1 and metric.range[1] != _PERCENT:
+        return 1.0
+    with np.errstate(invalid="ignore"):
+        shares = all(not ((table < 0) | (table > 1)).any() for table in tables)
+    return _PERCENT if shares else 1.0
+
+
+def shown_factor(metric: Metric) -> float:
+    """What a metric's values are multiplied by where they are shown: shares of 0..1 are in percent."""
+    return _PERCENT if metric.label != metric.name else 1.0
+
+
+def sweeps_of(estimates: Sequence[Estimate], metrics: Sequence[Metric] = ()) -> list[Curves]:
+    """Metrics over a number in the spelling, where methods were measured for several: SkipPLUS' start layers.
+
+    Those of ``metrics`` that are shares of 0..1 are in percent, as in tables.
+    """
+    shown = {metric.name: metric for metric in metrics}
     found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for estimate in estimates:
         match = _SWEPT.fullmatch(estimate.method)
         if match is not None and np.isfinite(estimate.mean):
             name = f"{match['before']}{match['option']}=…{match['after']}"
             lines = found.setdefault((estimate.metric, match["option"]), {})
-            lines.setdefault(name, {})[int(match["value"])] = estimate.mean
+            factor = shown_factor(shown[estimate.metric]) if estimate.metric in shown else 1.0
+            lines.setdefault(name, {})[int(match["value"])] = factor * estimate.mean
     sweeps = []
     for (metric, option), lines in found.items():
         steps = sorted({step for line in lines.values() for step in line})
         whole = {name: tuple(line[step] for step in steps) for name, line in lines.items() if len(line) == len(steps)}
         if len(steps) >= _SHORTEST and whole:
-            sweeps.append(Curves(metric, option, tuple(map(float, steps)), whole))
+            sweeps.append(
+                Curves(shown[metric].label if metric in shown else metric, option, tuple(map(float, steps)), whole)
+            )
     return sweeps
 
 
@@ -178,7 +213,8 @@ def curves_chart(curves: Curves, styles: Mapping[str, str]) -> str:
     marked = steps[:: max(1, math.ceil(len(steps) / 12))]
     across = Axis(curves.axis, (steps[0], steps[-1]), marked)
     bands = [
-        Band(f"{name}, 95% interval", steps, low, high, {"class": "band"}) for name, (low, high) in curves.bands.items()
+        Band(f"{name}, 95% interval", steps, low, high, {"class": f"band {styles.get(name, 'other')}"})
+        for name, (low, high) in curves.bands.items()
     ]
     up = Axis("", (ticks[0], ticks[-1]), ticks)
     return line_chart(lines, title=curves.title, across=across, up=up, bands=bands)

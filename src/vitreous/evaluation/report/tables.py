@@ -152,7 +152,9 @@ def as_markdown(table: ResultTable, *, p_values: bool = False) -> str:
 
 
 def as_latex(table: ResultTable, *, p_values: bool = False) -> str:
-    """Write a table in LaTeX for the package booktabs, the best value of a metric in bold; the caption explains marks.
+    """Write a table in LaTeX for the package booktabs, the best value of a metric in bold, without marks of ties.
+
+    The caption explains bold numbers and intervals.
 
     Args:
         table: the results.
@@ -161,10 +163,13 @@ def as_latex(table: ResultTable, *, p_values: bool = False) -> str:
     label = "tab:" + "-".join(re.findall(r"[a-z0-9]+", table.title.lower()))
     headings = ["method", *(_latex(metric.label) + _LATEX_ARROWS[metric.direction] for metric in table.metrics)]
     rows = [
-        [_latex(row_label(method)), *(_latex_cell(text, best=best) for text, best in _cells(table, method))]
+        [
+            _latex(row_label(method)),
+            *(_latex_cell(text, best=best) for text, best in _cells(table, method, marked=False)),
+        ]
         for method in table.methods
     ]
-    caption = f"{table.title}. {explain_marks(table)}".rstrip()
+    caption = f"{table.title}. {explain_marks(table, tied=False)}".rstrip()
     parts = [_latex_grid(caption, label, headings, rows, "l" + "r" * len(table.metrics))]
     if p_values and (tests := _p_value_rows(table)):
         names, lines = tests
@@ -186,15 +191,15 @@ def _markdown_label(method: str) -> str:
     return f"`{method}`" if kind == "method" else f"`{method}` ({kind})"
 
 
-def explain_marks(table: ResultTable) -> str:
-    """Say what the marks mean that a table has: bold numbers, intervals, ranks, arrows."""
+def explain_marks(table: ResultTable, *, tied: bool = True) -> str:
+    """Say what the marks mean that a table has: bold numbers, intervals, arrows, and ties if they are marked."""
     shown = [one for one in table.estimates if math.isfinite(one.mean)]
     marks = []
     if any(metric.direction is not None for metric in table.metrics):
         marks.append("Bold: best mean of its column; the arrow tells whether higher or lower is better.")
     if any(math.isfinite(one.low) and math.isfinite(one.high) for one in shown):
         marks.append("[low, high]: 95% bootstrap interval.")
-    if any(len(names) > 1 for names in table.tied.values()):
+    if tied and any(len(names) > 1 for names in table.tied.values()):
         marks.append(f"{TIED}: a paired test (p < 0.05) does not tell it apart from the best mean.")
     if table.main is not None and len(table.methods) > 1:
         marks.append(f"Rows are sorted by {table.main.name}.")
@@ -261,11 +266,13 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _cells(table: ResultTable, method: str) -> list[tuple[str, bool]]:
-    return [cell_of(table, method, metric) for metric in table.metrics]
+def _cells(table: ResultTable, method: str, *, marked: bool = True) -> list[tuple[str, bool]]:
+    return [cell_of(table, method, metric, marked=marked) for metric in table.metrics]
 
 
-def cell_of(table: ResultTable, method: str, metric: Metric, *, stacked: bool = False) -> tuple[str, bool]:
+def cell_of(
+    table: ResultTable, method: str, metric: Metric, *, stacked: bool = False, marked: bool = True
+) -> tuple[str, bool]:
     """Write a number of a method, and say whether it is the best of its column.
 
     Args:
@@ -273,13 +280,14 @@ def cell_of(table: ResultTable, method: str, metric: Metric, *, stacked: bool = 
         method: its line.
         metric: its column.
         stacked: whether its interval stands on a line of its own.
+        marked: whether ties with the best are marked.
     """
     estimate = table.estimate(method, metric.name)
     if estimate is None or not math.isfinite(estimate.mean):
         return _MISSING, False
     mean, bounds = number_parts(estimate, metric)
     best = table.is_best(estimate, metric)
-    shown = f" {TIED}" if is_tied(table, method, metric) and not best else ""
+    shown = f" {TIED}" if marked and is_tied(table, method, metric) and not best else ""
     interval = "" if bounds is None else f"[{bounds[0]}, {bounds[1]}]"
     text = f"{mean}{shown}\n{interval}".rstrip() if stacked else f"{mean} {interval}".rstrip() + shown
     return text, best

@@ -360,7 +360,7 @@ def _recognised(model: LoadedModel | LoadedTextModel) -> OutputActivation | None
     return find_outputs(model.model, inputs, logits, None)
 
 
-def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
+def _with_preprocessing(model: nn.Module | Pair | DualEncoder) -> LoadedModel:
     """The classifier with its preprocessing, which must be known."""
     if not isinstance(model, nn.Module | tuple):
         raise RunError(

@@ -262,17 +262,15 @@ class ContrastDropping(TokenDropping):
         patches, counts = batch.runner.layout.patches, self.counts(batch)
         kept = [*(Kept("bottom", patches - count) for count in counts), *(Kept("top", count) for count in counts)]
         contrasts = [contrast_of(batch.pictures[case.image]) for case in cases]
-        asked = [
-            (case, target)
-            for case, contrast in zip(cases, contrasts, strict=True)
-            for target in (contrast, contrast.index)
-        ]
+        asked: list[tuple[Case, MapTarget]] = []
+        for case, contrast in zip(cases, contrasts, strict=True):
+            asked += [(case, contrast), (case, batch.pictures[case.image].predicted)]
         orders = find_orders(batch, asked)
         logits = kept_logits(batch, orders, kept)
         found = []
         for number, (case, contrast) in enumerate(zip(cases, contrasts, strict=True)):
             values: Values = {}
-            whole = self._difference(batch.logits[case.image], contrast)
+            (whole,) = self._difference(batch.logits[case.image, None], contrast)
             for prefix, position in zip(("", "class_"), orders.positions[2 * number : 2 * number + 2], strict=True):
                 along = self._difference(logits[position], contrast)
                 deletion, insertion = along[: len(counts)], along[len(counts) :]
@@ -286,10 +284,9 @@ class ContrastDropping(TokenDropping):
         return perturbation.curve_columns(prefix, "difference", ratios)
 
     @staticmethod
-    def _difference(logits: Tensor, contrast: Contrast) -> Floats:
-        """f_A - f_B of outputs (..., classes), in float64."""
-        outputs = float64_array(logits)
-        difference: Floats = outputs[..., contrast.index] - outputs[..., contrast.other]
+    def _difference(logits: Tensor, contrast: Contrast) -> list[float]:
+        """f_A - f_B of outputs (steps, classes)."""
+        difference: list[float] = contrast.score(logits.cpu().double()).tolist()
         return difference
 
 

@@ -5,7 +5,7 @@ window.vitreous = (() => {
   const config = window.vitreousConfig;
   const settings = { sign: "both", threshold: 0, opacity: config.opacity, smooth: true, context: false, wipe: 0 };
   const state = { view: null, methods: [...config.methods], questions: [], depth: null, command: {}, trust: null };
-  let picker = null, tiles = [], waiting = 0;
+  let picker = null, tiles = [], waiting = 0, changed = false, shown = { photo: "", rows: 0 };
 
   // Elements ----------------------------------------------------------------------------------------------------------
 
@@ -28,6 +28,7 @@ window.vitreous = (() => {
   // Press a hidden button; Gradio then asks request() for the text that goes to the server.
   function send(button, command = {}) {
     clearTimeout(waiting);
+    changed = false;
     state.command = command;
     const found = document.querySelector(`#vitreous-${button}`);
     if (found) (found.tagName === "BUTTON" ? found : found.querySelector("button")).click();
@@ -43,7 +44,9 @@ window.vitreous = (() => {
     clearTimeout(waiting);
     if (picker) picker.render();
     renderPredictions();
-    if (state.view) waiting = setTimeout(() => send("show"), 120); // several clicks are one request
+    if (!state.view) return;
+    changed = true;
+    waiting = setTimeout(() => send("show"), 120); // several clicks are one request
   }
 
   const toggleQuestion = (question) => {
@@ -64,7 +67,7 @@ window.vitreous = (() => {
     if (!value || value.number === state.number) return;
     state.number = value.number;
     if (value.rejected) {
-      if (state.view) restore(state.view);
+      if (state.view && !changed) restore(state.view);
       if (picker) picker.render();
       renderPredictions();
       return;
@@ -86,10 +89,9 @@ window.vitreous = (() => {
     for (const row of view.maps) for (const map of row) if (!map.failed) prepare(map, view);
     state.view = view;
     state.trust = view.trust || null;
-    restore(view);
+    if (!changed) restore(view); // what was chosen since is about to be sent
     render();
-    clearTimeout(waiting);
-    if (view.measureTrust && !view.trust) waiting = setTimeout(() => send("trust"), 600); // any other request comes first
+    if (view.measureTrust && !view.trust && !changed) waiting = setTimeout(() => send("trust"), 600); // others come first
   }
 
   function say(text) {
@@ -290,6 +292,10 @@ window.vitreous = (() => {
     root.replaceChildren(...rows, legend(view));
     root.scrollLeft = scrolled;
     redraw();
+    // A question that was added is looked at.
+    const added = shown.photo === view.photo.name && rows.length > shown.rows;
+    shown = { photo: view.photo.name, rows: rows.length };
+    if (added) rows[rows.length - 1].scrollIntoView({ block: "nearest", behavior: "smooth" });
   }
 
   function tile(view, map, question, method) {
@@ -447,5 +453,12 @@ window.vitreous = (() => {
   }
   new MutationObserver(mount).observe(document.documentElement, { childList: true, subtree: true });
   mount();
+  // On a busy machine the request that opens the page may have been given up before its answers were listened to.
+  for (const delay of [15000, 45000]) {
+    setTimeout(() => {
+      const line = document.querySelector("#vitreous-status");
+      if (!state.view && line && line.innerText.trim() === "Ready.") send("open", { example: 0 });
+    }, delay);
+  }
   return { receive, request, state, settings };
 })();
