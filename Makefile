@@ -29,7 +29,9 @@ docs: .venv/.dev-installed  ## build the documentation; a warning is an error
 
 pictures: .venv/.dev-installed  ## draw all pictures of the documentation again; takes half an hour
 	$(BIN)/python scripts/write_pictures.py
+	$(BIN)/python scripts/write_figures.py
 	$(BIN)/python scripts/write_gallery.py
+	$(BIN)/python scripts/take_web_screenshots.py
 	$(BIN)/python scripts/record_page.py
 
 package: .venv/.dev-installed  ## build wheel and source archive into dist/, and run the demo from the wheel

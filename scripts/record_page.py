@@ -1,4 +1,4 @@
-"""Record the web page in a real browser: an animation of some fifteen seconds, docs/images/page.webp, and a screenshot.
+"""Record the web page in a real browser: an animation of some fifteen seconds, docs/images/page.webp.
 
     python scripts/record_page.py [--out docs/images] [--model demo]
 
@@ -95,11 +95,10 @@ class Recorder:
         self.driver = driver
         self.frames: list[tuple[Image.Image, int]] = []
 
-    def take(self, seconds: float) -> Image.Image:
+    def take(self, seconds: float) -> None:
         """Keep what is shown, for some seconds of the animation."""
         picture = Image.open(io.BytesIO(self.driver.get_screenshot_as_png())).convert("RGB")
         self.frames.append((picture.resize(SHOWN, Image.Resampling.LANCZOS), round(1000 * seconds)))
-        return picture
 
     def until(self, happened: Callable[[], Any]) -> Any:
         """Wait without recording."""
@@ -129,8 +128,8 @@ class Recorder:
         print(f"{file}: {len(pictures)} pictures, {sum(durations) / 1000:.0f} s, {file.stat().st_size / 2**20:.1f} MB")
 
 
-def record(recorder: Recorder, address: str) -> Image.Image:
-    """Do what a person does, and return the page when both classes are explained."""
+def record(recorder: Recorder, address: str) -> None:
+    """Do what a person does: open the page, drop a photo, add a class, look at the maps, enlarge one."""
     driver = recorder.driver
     driver.get(address)
     recorder.until(lambda: recorder.all(UPLOAD))
@@ -148,7 +147,7 @@ def record(recorder: Recorder, address: str) -> Image.Image:
         wanted[0].click()
         recorder.until(lambda: "Bengal" in driver.find_element(By.ID, "v-stage").text)
         recorder.settled()
-    page = recorder.take(3)
+    recorder.take(3)
     maps = recorder.all(MAP)
     for right, down in ((-20, -60), (10, -30), (30, 0), (10, 40)):  # one cursor over all maps
         ActionChains(driver).move_to_element_with_offset(maps[1], right, down).perform()
@@ -158,7 +157,6 @@ def record(recorder: Recorder, address: str) -> Image.Image:
         maps[1].click()
         time.sleep(1)
         recorder.take(2.5)
-    return page
 
 
 def main() -> None:
@@ -169,9 +167,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with served(arguments.model) as address, browser() as driver:
         recorder = Recorder(driver)
-        page = record(recorder, address)
+        record(recorder, address)
     recorder.save(arguments.out / "page.webp")
-    page.save(arguments.out / "page.jpg", quality=85, optimize=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Draw the pictures of README.md, docs/figures.md and docs/start.md again: what the commands there write.
+"""Draw the pictures of README.md and docs/start.md again: what the commands there write.
 
-The gallery and the pictures of the page have scripts of their own; ``make pictures`` runs all.
+Figures, the gallery and the pictures of the page have scripts of their own; ``make pictures`` runs all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-FIGURES = ("classes", "heads", "curves")
+FIGURES = ("classes", "curves")
 WIDEST, COLOURS = 1400, 128  # of figures, which are drawings and small photos
 
 
