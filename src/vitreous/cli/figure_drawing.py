@@ -228,16 +228,17 @@ def _prompts(job: _FigureJob) -> Canvas:
 def _contrast(job: _FigureJob) -> Canvas:
     """Two classes and their contrast."""
     first, second = _two_classes(job)
-    explanation = vitreous.explain(
-        job.model, [job.image], job.request.methods, [[first, second, Contrast(first, second)]]
-    )
+    targets: list[int | str | Target] = [first, second, Contrast(first, second)]
+    explanation = vitreous.explain(job.model, [job.image], job.request.methods, [targets])
     return classes_figure(explanation, photo=job.image, look=job.look)
 
 
 def _two_classes(job: _FigureJob) -> tuple[int, int]:
     if len(job.targets) == 2 and all(isinstance(target, int) for target in job.targets):
         first, second = job.targets
-        return int(first), int(second)  # type: ignore[call-overload]
+        assert isinstance(first, int)
+        assert isinstance(second, int)
+        return first, second
     asked = job.target if isinstance(job.target, Target) else Contrast(job.target)
     if len(job.targets) == 2 or not isinstance(asked, Contrast):
         raise TargetError("the figure 'contrast' shows two classes: --target A --target B, or --target 'A vs B'")

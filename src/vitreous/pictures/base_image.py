@@ -191,7 +191,7 @@ def _edge(inside: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
     return edge
 
 
-def _region_numbers(mask: Any) -> NDArray[np.generic]:
+def _region_numbers(mask: Any) -> NDArray[Any]:
     """Read a mask as an array (height, width)."""
     found = np.asarray(mask.convert("L") if isinstance(mask, Image.Image) else mask)
     if found.ndim != 2 or 0 in found.shape or found.dtype.kind not in "buif":

@@ -31,7 +31,7 @@ FORMATS = ("png", "svg", "pdf")
 
 _MOST_PIXELS = 150_000_000  # of a PNG; a larger page has fewer pixels per inch
 # Text stays text: TrueType fonts in PDF, which publishers ask for, and letters rather than outlines in SVG.
-_SETTINGS = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "vitreous"}
+_SETTINGS: Any = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "vitreous"}
 _PRINTING = threading.Lock()  # the settings of matplotlib are global
 # Dates and program names would make the same figure a different file every time.
 _METADATA: dict[str, dict[str, None]] = {

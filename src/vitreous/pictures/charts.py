@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitreous.errors import InputError
 from vitreous.explanation.views import FigureOptions, Look, look_with
@@ -33,15 +34,18 @@ _BETTER = {"deletion": "low", "insertion": "high"}
 _DONE = {"deletion": "deleted", "insertion": "inserted"}
 
 
+Values = Sequence[float] | NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class ChartLine:
     """A line of a chart, with the band around it if there is one."""
 
     name: str
-    across: Sequence[float]
-    values: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
+    across: Values
+    values: Values
+    low: Values | None = None
+    high: Values | None = None
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from vitreous.explanation.explanation import Explanation, ExplanationError
 from vitreous.explanation.views import Look, register_view
 from vitreous.models.display_images import Drawable, Photo
 from vitreous.pictures.base_image import BaseImage
-from vitreous.pictures.captions import FAINT, INK, class_caption, draw_lines, font, line_height, placeholder, wrap
+from vitreous.pictures.captions import FAINT, INK, class_caption, draw_lines, line_height, placeholder, wrap
 from vitreous.pictures.colours import overlay
+from vitreous.pictures.style import font
 
 _MARGIN = 16
 _GAP = 12

@@ -14,7 +14,7 @@ from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import FigureOptions, Look, look_with, register_figure
 from vitreous.models.display_images import Photo
 from vitreous.pictures.base_image import BaseImage
-from vitreous.pictures.canvas import Canvas
+from vitreous.pictures.canvas import Bar, Canvas
 from vitreous.pictures.captions import class_caption
 from vitreous.pictures.style import PageStyle, page_style
 from vitreous.pictures.tiles import MapPainter, Row, Tile, own_pixels, prepare, tiled
@@ -328,7 +328,6 @@ def strips_figure(
     photo: Photo | None = None,
     look: Look | None = None,
     tile: float = STRIP_TILE,
-    columns: int | None = None,
     **options: Unpack[FigureOptions],
 ) -> Canvas:
     """Draw strips of one image below each other: maps that differ in depth, head or start layer.
@@ -341,7 +340,6 @@ def strips_figure(
         photo: The photo before preprocessing; by default the image as the model saw it.
         look: How it is drawn.
         tile: Width of a map where the page has no given width, in units of 1/100 inch.
-        columns: How many maps fit side by side before a strip continues below.
         **options: Fields of ``Look`` to change.
 
     Examples:
@@ -354,11 +352,12 @@ def strips_figure(
     look = look_with(look, options)
     style = page_style(look)
     narrow = style.inner is not None and style.inner < NARROW
-    columns = look.columns or columns or (NARROW_STRIP_COLUMNS if narrow else _STRIP_COLUMNS)
+    columns = look.columns or (NARROW_STRIP_COLUMNS if narrow else _STRIP_COLUMNS)
     columns = min(columns, 1 + max(len(strip.maps) for strip in strips))
     tile = style.tile(tile, columns)
     base = prepare(BaseImage.of(strips[0].explanation, 0, photo), look, style, tile)
-    rows, legend, notes = [], [], []
+    rows, notes = [], []
+    legend: list[Bar] = []
     together = len(strips) == 1 or look.shared_scale is True
     for strip, label in zip(strips, look.labelled([strip.method for strip in strips]), strict=True):
         maps = strip.maps if look.shared_scale is not True else [one for each in strips for one in each.maps]
