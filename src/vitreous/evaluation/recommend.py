@@ -68,7 +68,7 @@ class Choice:
 
     Attributes:
         purpose: ``faithfulness``: what the model's answer depends on; ``localisation``: where the object is; ``speed``:
-            the cheapest method that is not told from the most faithful one.
+            the cheapest method that is not distinguishable from the most faithful one.
         method: None where nothing beats the controls.
         metric: what was compared.
         best: the row with the best mean, whether it beats the controls or not.
@@ -269,10 +269,9 @@ def _loaded(model: Model, protocol: Protocol) -> LoadedModel:
     """The model once more, to be timed; it has been evaluated, so that it can be loaded."""
     choice = ModelChoice(model) if isinstance(model, str) else model
     found = load(choice, protocol) if isinstance(choice, ModelChoice) else choice
-    if not isinstance(found, LoadedModel):
-        found = infer_preprocessing(found)  # type: ignore[arg-type]
-    assert isinstance(found, LoadedModel)
-    return found
+    known = found if isinstance(found, LoadedModel) else infer_preprocessing(found)  # type: ignore[arg-type]
+    assert isinstance(known, LoadedModel)
+    return known
 
 
 def _seconds(run: Any) -> float:
@@ -337,19 +336,21 @@ def _choice(purpose: Goal, results: Results, metric: Metric, rows: Sequence[Figu
 
 
 def _fastest(faithful: Choice, rows: Sequence[Figures]) -> Choice:
-    """The cheapest of the most faithful method and those that are not told from it."""
+    """The cheapest of the most faithful method and those that are not distinguishable from it."""
     if faithful.method is None:
         said = "Speed: no method is faithful enough here to be chosen by its cost."
         return Choice("speed", None, faithful.metric, faithful.best, faithful.control, faithful.p, (), said)
     alike = [row for row in rows if row.method in (faithful.method, *faithful.tied)]
     cheapest = min(alike, key=lambda row: math.inf if row.cost is None else row.cost)
-    likeness = "the most faithful method itself" if cheapest.method == faithful.method else "not told from that"
+    likeness = (
+        "the most faithful method itself" if cheapest.method == faithful.method else "not distinguishable from that"
+    )
     said = f"Speed: {cheapest.method} takes {cheapest.cost:.1f} times a forward pass and is {likeness}."
     return Choice("speed", cheapest.method, faithful.metric, cheapest, faithful.control, faithful.p, (), said)
 
 
 def _with_sentence(choice: Choice, metric: Metric, photos: int) -> Choice:
-    best, control = (_figure(row.metrics[metric.name]) for row in (choice.best, choice.control))
+    best, control = (_figure(row.metrics[metric.name], metric) for row in (choice.best, choice.control))
     p = "p < 0.01" if choice.p < 0.01 else f"p = {choice.p:.2f}"
     name = choice.purpose.capitalize()
     if choice.method is None:
@@ -359,7 +360,7 @@ def _with_sentence(choice: Choice, metric: Metric, photos: int) -> Choice:
             "for that, or measure more photos."
         )
     else:
-        others = f" Not told from it: {', '.join(choice.tied)}." if choice.tied else ""
+        others = f" Not distinguishable from it: {', '.join(choice.tied)}." if choice.tied else ""
         said = (
             f"{name}: use {choice.method}, {best}; the best control, {choice.control.method}, has {control} "
             f"({metric.name}, {photos} photos, {p}).{others}"
@@ -367,8 +368,8 @@ def _with_sentence(choice: Choice, metric: Metric, photos: int) -> Choice:
     return Choice(**{**vars(choice), "sentence": said})
 
 
-def _figure(one: Estimate) -> str:
-    return f"{one.mean:.1f} [{one.low:.1f}, {one.high:.1f}]"
+def _figure(one: Estimate, metric: Metric) -> str:
+    return f"{metric.format(one.mean)} [{metric.format(one.low)}, {metric.format(one.high)}]"
 
 
 def _notes(results: Results, removal: str, *, with_masks: bool) -> tuple[str, ...]:
