@@ -118,6 +118,7 @@ def drawer(page: Page) -> None:
     """Show the drawer with the settings."""
     page.run("document.querySelector('.v-row .v-tile:nth-child(2)').scrollIntoView()")
     page.run("document.querySelector('#v-drawer-open').click()")
+    page.until("return true")  # it comes up
 
 
 SHOTS = (

@@ -344,6 +344,12 @@ def test_trust_is_measured_on_demand(opened):
     opened.until(lambda: opened.all("#v-trust .v-verdict"))
     assert opened.one("#v-trust p").text.startswith("Trust: ")
     assert "Random orders beaten" in opened.one("#v-trust").text
+    # What was measured comes with the next maps.
+    opened.press("#v-predictions .v-bar:nth-of-type(2)")
+    opened.until(lambda: opened.shows(rows=2))
+    assert opened.all("#v-trust .v-verdict")
+    opened.press("#v-predictions .v-bar:nth-of-type(2)")
+    opened.until(lambda: opened.shows(rows=1))
 
 
 def test_pressed_patch_shows_what_it_draws_on(opened):

@@ -72,7 +72,7 @@ window.vitreous = (() => {
       renderPredictions();
       return;
     }
-    if (value.trust) { state.trust = value.trust; renderTrust(); return; }
+    if (value.trust && !value.maps) { state.trust = value.trust; renderTrust(); return; }
     const image = new Image();
     image.onload = () => show(value, image);
     image.src = value.photo.src;
