@@ -181,7 +181,7 @@ class TestWithAPicture:
         overlay, figures = wanted
         assert np.array_equal(array(laid), overlay)
         for sheet, figure in zip(sheets, figures, strict=True):
-            assert np.array_equal(array(sheet.image()), figure)
+            assert np.array_equal(array(sheet.image(scale=1)), figure)
 
     def test_all_images_get_theirs_for_notebook_and_report(self, explained, tmp_path):
         explanation, tensor, seen = explained
