@@ -168,7 +168,7 @@ class TestWithAPicture:
         """What is drawn on the photos themselves."""
         explanation, _, seen = explained
         with_photos = replace(explanation, images=tuple(seen), images_note=None)
-        figures = [array(with_photos.figure(name, 1).image()) for name in FIGURES]
+        figures = [array(with_photos.figure(name, 1).image(scale=1)) for name in FIGURES]
         return array(with_photos.overlay("tokentm", 1, 1)), figures
 
     def test_every_form_gives_the_same_pictures(self, explained, wanted, given):
