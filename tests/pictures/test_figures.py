@@ -166,8 +166,8 @@ class TestDrawing:
             lambda given: classes_figure(given, photo=photo()),
             lambda given: overlay_figure(given, photo=photo()),
         ):
-            before, after = (np.asarray(make(given).image()) for given in (whole, broken))
-            assert before.shape == after.shape
+            before, after = (np.asarray(make(given).image(scale=1)) for given in (whole, broken))
+            assert before.shape[1] == after.shape[1]  # a row without any map has no colour bars either
             grey = (after == 0xF0).all(axis=-1)  # the place of what is left out
             assert grey.mean() > 0.08
             assert (before == 0xF0).all(axis=-1).mean() < 0.01  # the edges of letters have it as well

@@ -168,7 +168,7 @@ class TestWithAPicture:
         """What is drawn on the photos themselves."""
         explanation, _, seen = explained
         with_photos = replace(explanation, images=tuple(seen), images_note=None)
-        figures = [array(with_photos.figure(name, 1).image()) for name in FIGURES]
+        figures = [array(with_photos.figure(name, 1).image(scale=1)) for name in FIGURES]
         return array(with_photos.overlay("tokentm", 1, 1)), figures
 
     def test_every_form_gives_the_same_pictures(self, explained, wanted, given):
@@ -181,7 +181,7 @@ class TestWithAPicture:
         overlay, figures = wanted
         assert np.array_equal(array(laid), overlay)
         for sheet, figure in zip(sheets, figures, strict=True):
-            assert np.array_equal(array(sheet.image()), figure)
+            assert np.array_equal(array(sheet.image(scale=1)), figure)
 
     def test_all_images_get_theirs_for_notebook_and_report(self, explained, tmp_path):
         explanation, tensor, seen = explained

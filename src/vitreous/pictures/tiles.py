@@ -304,10 +304,10 @@ class MapPainter:
             signed: Whether the sign of the scores carries meaning.
             caption: Text below.
         """
+        self.signs.add(signed)
         if not bool(scores.isfinite().all()):
             letters = self.style.note * base.photo.width / max(1.0, fit(base.photo, self.tile)[0])
             return Tile(placeholder(base.photo.size, max(1, round(letters))), caption)
-        self.signs.add(signed)
         own = find_span(scores, signed=signed, from_zero=self.look.from_zero)
         span = self._spans.get(signed, own)
         picture = base.lay(scores, grid, signed=signed, look=self.look, span=span)
@@ -320,7 +320,7 @@ class MapPainter:
             return []
         return [
             Bar(signed, bar_marks(self._spans[signed], signed=signed, words=True), self.look.cmap)
-            for signed in sorted(self.signs)
+            for signed in sorted(self.signs & self._spans.keys())
         ]
 
     def note(self) -> str:
