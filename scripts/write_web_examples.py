@@ -1,4 +1,7 @@
-"""Write the example photos of the page from free photos that scikit-image and scikit-learn ship, with their credits."""
+"""Write the example photos of the page with their credits.
+
+They are free photos: of the demo, and of those that scikit-image and scikit-learn ship.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import sklearn
 from PIL import Image, ImageOps
 
 FOLDER = Path(__file__).parents[1] / "src/vitreous/web/examples"
+DEMO = FOLDER.parents[1] / "models/demo"
 _SIZE = 448
 _QUALITY = 90
 
+DOG = "Dog: Hans Kemperman, public domain"
 CHELSEA = "Chelsea: Stefan van der Walt, CC0"
 COFFEE = "Coffee: Rachel Michetti, CC0"
 ASTRONAUT = "Eileen Collins: NASA, public domain"
@@ -57,7 +62,7 @@ def main() -> None:
     astronaut = photo("astronaut.png")
     face = cat.crop((75, 0, 375, 300))
     pictures = {
-        "two-cats": ("Two cats", stacked(cat, ImageOps.mirror(without_colour(cat))), [CHELSEA]),
+        "cat-and-dog": ("Cat and dog", Image.open(DEMO / "cat-and-dog.jpg"), [DOG, CHELSEA]),
         "cat": ("A cat", cat, [CHELSEA]),
         "four-photos": ("Four photos", mosaic([coffee, face, rocket, flower]), [CHELSEA, COFFEE, ROCKET, FLOWER]),
         "grey-cat": ("Without colour", without_colour(face), [CHELSEA]),

@@ -197,7 +197,7 @@ def opened(driver, server, photo_file):
     """The page with a photo and its first maps; the tests below go on from each other's state."""
     page = Page(driver, server.address)
     page.open()
-    page.until(lambda: page.shows(rows=2, photo="two-cats.jpg"))  # it opens with an example and two classes
+    page.until(lambda: page.shows(rows=2, photo="cat-and-dog.jpg"))  # it opens with an example and two classes
     page.upload(photo_file)
     page.until(lambda: page.shows(rows=1, methods=METHODS, photo="leaf.png"))
     return page
@@ -454,7 +454,7 @@ def test_a_failed_model_change_puts_the_old_choice_back(opened, photo_file, name
 
 def test_a_second_visit_is_shown_from_the_cache(opened):
     opened.open()
-    opened.until(lambda: opened.shows(rows=2, photo="two-cats.jpg"))
+    opened.until(lambda: opened.shows(rows=2, photo="cat-and-dog.jpg"))
     opened.until(lambda: "from cache" in opened.status)
     assert "Stefan van der Walt, CC0" in opened.one(".v-legend").text
 
