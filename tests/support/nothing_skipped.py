@@ -19,6 +19,7 @@ EXCUSED_REASONS = (
     "the superuser may read everything",
     "a full disk that Linux has",
     "this file system takes only names that are text",
+    "poppler-utils is not installed",  # the same is read from the bytes of the file
     # Large, and at odds with what other packages here need: make does not install them.
     "FiftyOne is not installed (extra fiftyone)",
     "MLflow is not installed (extra mlflow)",
