@@ -38,6 +38,8 @@ FEW_PATCHES = ["--image-size", "112"]
 SHORTER = {
     "vitreous explain cat.jpg --model demo": FEW_PATCHES,
     "vitreous explain cat.jpg photos/ --model demo": FEW_PATCHES,
+    "vitreous similar": FEW_PATCHES,
+    "vitreous recommend": ["--limit", "2", "--methods", "gae", *FEW_PATCHES],
     "vitreous figure": FEW_PATCHES,
     "vitreous figure curves": ["--steps", "3", *FEW_PATCHES],
     "vitreous speed": ["--repeats", "1", *FEW_PATCHES],
