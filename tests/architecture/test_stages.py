@@ -23,6 +23,7 @@ from vitreous.api.explain import explain_again
 from vitreous.architecture import find_architecture
 from vitreous.cli import app
 from vitreous.errors import MethodError, RefusedMethodsError
+from vitreous.evaluation.protocols import find_protocol
 from vitreous.evaluation.runner.adapters import first_run
 from vitreous.evaluation.runner.measure import load
 from vitreous.evaluation.store.run import ModelChoice
@@ -392,7 +393,7 @@ def test_evaluations_read_the_stage_that_is_asked_for(tmp_path) -> None:
     images = torch.randn(2, 3, 64, 64)
     for stage, grid in ((None, (8, 8)), (0, (16, 16))):
         choice = ModelChoice(f"py/{source}:build", mean=(0.5,), std=(0.5,), image_size=(64, 64), stage=stage)
-        model = load(choice, "photos")
+        model = load(choice, find_protocol("chefer-2021-segmentation"))
         assert explain_again(model, images, ["ixg"], target=1).grid == grid
         runner, _ = first_run(model, images)
         assert runner.layout.grid == grid

@@ -34,7 +34,9 @@ def test_numbers_are_those_from_before(name, tmp_path):
 
 
 def test_every_protocol_is_stored():
-    assert set(evaluation_numbers.stored_names()) == {protocol.name for protocol in list_protocols()}
+    # Prompts need a dual encoder; tests/evaluation/test_protocols_targets.py has their closed form.
+    classified = {protocol.name for protocol in list_protocols() if protocol.prompt is None}
+    assert set(evaluation_numbers.stored_names()) == classified
 
 
 @pytest.mark.parametrize("name", evaluation_numbers.stored_names())

@@ -31,7 +31,19 @@ LENGTHS = (9, 5, 9, 7)
 TARGET = (0, 1, 2, 1)
 NEED_KEYS = ("gradtoken", "grad_eclip")
 RELEVANCE = ("transattr", "lrp_rollout", "plrp", "lrp", "abslrp")
-OF_PICTURES = ("refined", "scorecam", "vitcx", "rise", "occlusion", "pami", "hsic", "lime", "kernel_shap")
+OF_PICTURES = (
+    "refined",
+    "caap",
+    "dave",
+    "scorecam",
+    "vitcx",
+    "rise",
+    "occlusion",
+    "pami",
+    "hsic",
+    "lime",
+    "kernel_shap",
+)
 OF_NORMS = ("gradcam", "gradcampp", "xgradcam", "xgradcam_abs", "hirescam", "layercam", "gradcam_elementwise")
 DROPPING = ("occlusion:by=drop", "rise:by=drop,budget=20", "lime:by=drop,budget=40", "kernel_shap:by=drop,budget=40")
 VARIANTS = (

@@ -14,14 +14,15 @@ PACKAGES = ("torch", "torchvision", "timm", "transformers", "safetensors.torch",
 
 
 def _modules_of_vitreous() -> list[str]:
-    """All but the page's, which imports Gradio."""
+    """All but the page's, which imports Gradio, and the adapters', which import other libraries."""
     found = importlib.util.find_spec("vitreous")
     assert found is not None
     assert found.origin is not None
     root = Path(found.origin).parent
     files = [file.relative_to(root.parent).with_suffix("") for file in sorted(root.rglob("*.py"))]
     names = [".".join(part for part in file.parts if part != "__init__") for file in files]
-    return [name for name in names if not name.startswith("vitreous.web") and not name.endswith("__main__")]
+    apart = ("vitreous.web", "vitreous.integrations")
+    return [name for name in names if not name.startswith(apart) and not name.endswith("__main__")]
 
 
 gc.disable()

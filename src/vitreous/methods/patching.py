@@ -11,6 +11,7 @@ from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.methods.integrated import blank_images
 from vitreous.methods.occlusion import Of
+from vitreous.methods.options import AtMost
 from vitreous.methods.perturbation import PerturbationMethod, all_targets, few_at_once, rerun
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
@@ -99,10 +100,10 @@ def caap(
     of: Annotated[Of, "the output that is read"] = "probability",
     context: Annotated[Context, "the blank picture: 0 after normalisation, the photo's mean colour, or black"] = "zero",
     start: Annotated[
-        int | None, "the first block at which tokens are put in; a quarter of the depth by default"
+        int | None, "the first block at which tokens are put in; a quarter of the depth by default", AtMost(1000)
     ] = None,
     end: Annotated[
-        int | None, "the last block at which tokens are put in; three quarters of the depth by default"
+        int | None, "the last block at which tokens are put in; three quarters of the depth by default", AtMost(1000)
     ] = None,
 ) -> ActivationPatching:
     """Output of a blank picture with the activations of one patch of the photo put into its middle blocks."""

@@ -112,6 +112,14 @@ def add_test_time_registers(
 
     Raises:
         UnsupportedModelError: the blocks are not found, or no patch is an outlier, so that there is nothing to move.
+
+    Examples:
+        >>> import vitreous
+        >>> from PIL import Image
+        >>> images = model.preprocessing([Image.open("demo.jpg")])
+        >>> changed = vitreous.add_test_time_registers(model.model, images, outlier=1.01)
+        >>> vitreous.explain(changed, images, "gae").grid == vitreous.explain(model.model, images, "gae").grid
+        True
     """
     if neurons < 1 or not outlier > 1:
         raise InputError("neurons must be at least 1 and outlier larger than 1")

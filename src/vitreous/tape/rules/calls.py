@@ -85,9 +85,13 @@ class Call:
     def gradients(self, inputs: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The ordinary gradients at the inputs, by running the call once more."""
         with torch.enable_grad():
-            leaves = [value.detach().requires_grad_() for value in inputs]
+            # A mask of tokens by which a stream is multiplied may be of integers.
+            leaves = [value.detach().requires_grad_(value.is_floating_point()) for value in inputs]
             output = self.function(*leaves)
-            return torch.autograd.grad(output, leaves, gradient.to(output.dtype))
+            found = iter(
+                torch.autograd.grad(output, [leaf for leaf in leaves if leaf.requires_grad], gradient.to(output.dtype))
+            )
+        return tuple(next(found) if leaf.requires_grad else None for leaf in leaves)
 
 
 class LinearCall(Call):
