@@ -77,7 +77,8 @@ class Kept:
     @property
     def table(self) -> str:
         """What runs of one table have in common."""
-        same = {name: self.run[name] for name in ("protocol", "settings", "model", "preprocessing", "images", "seed")}
+        same = {name: self.run[name] for name in ("protocol", "settings", "preprocessing", "images", "seed")}
+        same["model"] = {name: value for name, value in self.run["model"].items() if value is not None}
         return json.dumps([same, ending_of(self.run["data"]), self.measured, self.counted], sort_keys=True)
 
 
