@@ -53,7 +53,7 @@ from vitreous.pictures import (
 from vitreous.pictures.canvas import Canvas
 from vitreous.pictures.captions import class_caption
 from vitreous.pictures.charts import panels_figure
-from vitreous.targets import Contrast, Pixels
+from vitreous.targets import Contrast, Pixels, Query
 
 DOCS = Path(__file__).parents[1] / "docs"
 TWO = FOLDER / "cat-and-dog.jpg"
@@ -141,8 +141,8 @@ def layer_curve() -> Canvas:
     return panels_figure([_panel(sweep, None) for sweep in sweeps_of(estimates)], width=PRINT)
 
 
-class Dense(nn.Module):
-    """The demo model with its head read at every patch: class scores (batch, classes, rows, columns)."""
+class Queries(nn.Module):
+    """The demo model with its head read at every patch, as a detector has queries: (batch, patches, classes)."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -151,9 +151,26 @@ class Dense(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """The class scores of every patch."""
         tokens = self.model.forward_features(images)[:, self.model.num_prefix_tokens :]
-        side = int(tokens.shape[1] ** 0.5)
-        scores: Tensor = self.model.head(self.model.fc_norm(tokens)).transpose(1, 2).unflatten(2, (side, side))
+        scores: Tensor = self.model.head(self.model.fc_norm(tokens))
         return scores
+
+
+class Dense(Queries):
+    """The same as an image: class scores (batch, classes, rows, columns)."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The class scores of every patch."""
+        scores = super().forward(images)
+        side = int(scores.shape[1] ** 0.5)
+        return scores.transpose(1, 2).unflatten(2, (side, side))
+
+
+def query() -> Canvas:
+    """Why a class in one query: a patch at the dog's head, and one at the cat's eye."""
+    model = LoadedModel("demo-queries", Queries(demo().model).eval(), demo().preprocessing, demo().class_names)
+    asked = [[Query(4 * 16 + 11, "Shiba Inu"), Query(12 * 16 + 5, "Bengal")]]
+    found = vitreous.explain(model, [TWO], ["ixg", "gae"], target=asked)
+    return classes_figure(found, photo=TWO, width=PRINT)
 
 
 def pixels() -> Canvas:
@@ -215,6 +232,7 @@ FIGURES: dict[str, Drawing] = {
     "radar": lambda: radar_figure(measured(), width="4in"),
     "target-class": lambda: comparison_figure([Shown(explained(TWO), 0, TWO)], width=PRINT),
     "target-pixels": pixels,
+    "target-query": query,
 }
 
 
