@@ -155,6 +155,8 @@ def _run(arguments: list[str], streams: tuple[Path, Path, Path], cwd: Path | Non
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The server has the mask of the thread that started it, and Ray blocks signals where it starts processes.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None
