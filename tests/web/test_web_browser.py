@@ -498,7 +498,7 @@ def test_on_a_phone_maps_follow_the_predictions_and_settings_are_in_a_drawer(ope
         tops = [opened.driver.execute_script(place, name) for name in ("#v-predictions", "#v-stage", "#v-trust")]
         assert tops == sorted(tops)
         opened.until(lambda: opened.one(".v-tile:not(.v-photo) canvas").size["width"] > 350)
-        assert not opened.one("#v-picker").is_displayed()
+        opened.until(lambda: not opened.one("#v-picker").is_displayed())  # the drawer slides
         opened.driver.execute_script("document.querySelector('#v-drawer-open').click()")
         opened.until(lambda: opened.one("#v-picker").is_displayed())
         opened.driver.execute_script("document.querySelector('#v-drawer-open').click()")
