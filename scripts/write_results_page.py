@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from generated import ending_of, write_or_check
 
 from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.report.overall import pareto_front
 from vitreous.evaluation.report.published import published_data, published_results, published_rows
 from vitreous.evaluation.report.svg import dots_chart
 from vitreous.evaluation.report.tables import (
@@ -124,7 +126,8 @@ def summary(results: Path) -> str:
     faithful = _means(tables[FAITHFULNESS[:2]][0], FAITHFULNESS[2])
     points = {name: (localised[name], faithful[name]) for name in localised if name in faithful}
     methods = {name: at for name, at in points.items() if not is_control(name)}
-    front = {name for name, at in methods.items() if not any(_dominates(other, at) for other in methods.values())}
+    best = pareto_front(np.array(list(methods.values())))
+    front = {name for name, is_best in zip(methods, best, strict=True) if is_best}
     (left, right), (low, high) = (_round_bounds(values) for values in zip(*points.values(), strict=True))
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -175,10 +178,6 @@ def _axes(
     yield f'<text x="{centre:.0f}" y="{HEIGHT - 6}" text-anchor="middle">localisation (AP, %)</text>'
     turned = f'transform="rotate(-90 14 {middle:.0f})" text-anchor="middle"'
     yield f'<text x="14" y="{middle:.0f}" {turned}>faithfulness (insertion and deletion, %)</text>'
-
-
-def _dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return one != other and one[0] >= other[0] and one[1] >= other[1]
 
 
 def _round_bounds(values: Sequence[float]) -> tuple[float, float]:
