@@ -118,7 +118,8 @@ def explain(
         model: any ``nn.Module`` that is a Vision Transformer inside, a name that ``load_model`` understands, or a pair
             of a model and what tells how photos become its input: a ``Preprocessing``, an image processor of
             transformers, torchvision's weights or their ``transforms()``.
-        images: a preprocessed tensor (batch, 3, height, width); PIL images, uint8 arrays (height, width, 3) or paths
+        images: a preprocessed tensor (batch, 3, height, width), of volumes (batch, channels, depth, height, width), of
+            clips also (batch, frames, channels, height, width); PIL images, uint8 arrays (height, width, 3) or paths
             where it is known how photos become the input: with a name, a pair, or a model that timm made.
         methods: spellings, ``name[.aggregation...][:option=value,...]``. All of them share one forward pass.
             ``None`` for tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out
@@ -190,7 +191,8 @@ def explain(
         provenance["output"] = output if isinstance(output, str | int) else short_repr(output)
     if isinstance(wanted, TargetObjects):
         provenance["targets"] = list(dict.fromkeys(str(each) for row in wanted.rows for each in row))
-    drawn = display_images(pixels, _preprocessing(loaded)) if pictures is None else DisplayImages(pictures)
+    channels_first = pixels.movedim(result.layout.channel_axis, 1)
+    drawn = display_images(channels_first, _preprocessing(loaded)) if pictures is None else DisplayImages(pictures)
     known = {"images": drawn.images, "images_note": drawn.note, "provenance": provenance, "left_out": left_out}
     explanation = _explanation(loaded, pixels, recipes, result, **known)
     return _most_trusted(loaded, images, explanation) if auto else explanation
@@ -273,7 +275,7 @@ def _explanation(
         grid=result.layout.grid,
         target=result.target,
         logits=result.logits,
-        image_size=(pixels.shape[-2], pixels.shape[-1]),
+        image_size=result.layout.size_of(pixels),
         signed={recipe.spelling: recipe.signed for recipe in recipes},
         class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
         preprocessing=_preprocessing(loaded),

@@ -294,7 +294,7 @@ def _renumbered(part: RawResult, objects: Mapping[Target, int]) -> Tensor:
 def batch_parts(network: nn.Module, images: Tensor) -> list[slice]:
     """Divide a batch into parts of nearly equal size, each small enough for one recorded run."""
     count = len(images)
-    if count * images[0, 0].numel() <= TOKENS_AT_ONCE * _SMALL_PATCH:
+    if images.dim() == 4 and count * images[0, 0].numel() <= TOKENS_AT_ONCE * _SMALL_PATCH:
         return [slice(0, count)]
     tokens = max(stage.tokens for stage in find_architecture(network, images).stages)
     parts = -(-count // max(1, TOKENS_AT_ONCE // tokens))

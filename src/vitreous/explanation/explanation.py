@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,14 +43,15 @@ class Explanation(Predicted):
 
     Attributes:
         scores: For each method spelling, raw scores (batch, patches), or (batch, k, patches) for k classes.
-        grid: Rows and columns of patches.
+        grid: Rows and columns of patches; of a volume or clip its depth or frames before them.
         target: The classes explained, int64, (batch,) or (batch, k).
         logits: The model's output (batch, classes). If a target was given and no method needed the logits, the model
             runs when they are first read.
-        image_size: Height and width of the model's input.
+        image_size: Height and width of the model's input, behind the depth of a volume or the frames of a clip.
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, if known.
-        images: The images that maps are drawn on: photos as the model saw them, or its input tensor.
+        images: The images that maps are drawn on: photos as the model saw them, or its input tensor. Of a volume or clip
+            all slices or frames, one below the other.
         preprocessing: How photos became the model's input, if known: which part of a photo was seen.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.folder``.
         scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None``: logits. ``outputs`` is the same by name.
@@ -75,10 +77,10 @@ class Explanation(Predicted):
     noun: ClassVar[str] = "images"
 
     scores: Mapping[str, Tensor]
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     target: Tensor
     logits: Tensor
-    image_size: tuple[int, int]
+    image_size: tuple[int, ...]
     signed: Mapping[str, bool]
     class_names: tuple[str, ...] | None = None
     images: tuple[Image.Image, ...] | None = None
@@ -132,16 +134,26 @@ class Explanation(Predicted):
         shown: bytes | None = find_view(self, "notebook:png")(self)
         return shown
 
-    def grid_of(self, method: str) -> tuple[int, int]:
+    def grid_of(self, method: str) -> tuple[int, ...]:
         """Rows and columns of a method's map: patches, or pixels for methods that score pixels."""
         return self.grid_for(self._scores_of(method))
 
-    def grid_for(self, scores: Tensor) -> tuple[int, int]:
+    def grid_for(self, scores: Tensor) -> tuple[int, ...]:
         """Rows and columns of maps of these images (..., patches), or (..., pixels)."""
-        pixels = scores.shape[-1] == self.image_size[0] * self.image_size[1]
+        pixels = scores.shape[-1] == math.prod(self.image_size)
         return self.image_size if pixels else self.grid
 
-    def heatmap(self, method: str, *, smooth: bool = True, size: tuple[int, int] | None = None) -> Tensor:
+    def maps(self, method: str) -> Tensor:
+        """Give the raw scores of a method in their grid.
+
+        Returns:
+            (batch, rows, columns), or (batch, depth, rows, columns) of volumes and clips; with k classes per image
+            (batch, k, ...).
+        """
+        scores = self._scores_of(method)
+        return scores.reshape(*scores.shape[:-1], *self.grid_of(method))
+
+    def heatmap(self, method: str, *, smooth: bool = True, size: tuple[int, ...] | None = None) -> Tensor:
         """Scale the scores of a method for display, each map by itself.
 
         Maps of methods without sign are stretched from their smallest to their largest value over [0, 1]; signed maps
@@ -150,15 +162,16 @@ class Explanation(Predicted):
         Args:
             method: One of ``methods``.
             smooth: Interpolate between patch centres; otherwise every patch is a rectangle of one value.
-            size: Height and width of the result; the model's input size by default.
+            size: Height and width of the result, behind the depth of a volume; the model's input size by default.
 
         Returns:
-            Maps (batch, height, width), or (batch, k, height, width).
+            Maps (batch, height, width), or (batch, k, height, width); of volumes and clips (batch, depth, height,
+            width), a value for every voxel.
         """
         return self._display(method, self._scores_of(method), smooth=smooth, size=size or self.image_size)
 
     def display_map(
-        self, method: str, index: int = 0, target_index: int = 0, *, smooth: bool = True, size: tuple[int, int]
+        self, method: str, index: int = 0, target_index: int = 0, *, smooth: bool = True, size: tuple[int, ...]
     ) -> Tensor:
         """Scale one map for display, see ``heatmap``: (height, width)."""
         return self._display(method, self.scores_of(method, index, target_index), smooth=smooth, size=size)
@@ -384,8 +397,8 @@ class Explanation(Predicted):
         """Read an explanation that ``save`` wrote; every file is verified and nothing is unpickled."""
         return cls(**explanation_folder.read(Path(directory)))
 
-    def _display(self, method: str, scores: Tensor, *, smooth: bool, size: tuple[int, int]) -> Tensor:
-        if min(size) < 1:
+    def _display(self, method: str, scores: Tensor, *, smooth: bool, size: tuple[int, ...]) -> Tensor:
+        if min(size) < 1 or len(size) != len(self.image_size):
             raise ExplanationError(f"a heatmap cannot have the size {size}")
         if not scores.isfinite().all():
             raise ExplanationError(f"the scores of {method!r} contain NaN or infinity and cannot be shown")
@@ -423,11 +436,11 @@ def _plain_fields(explanation: Explanation) -> dict[str, Any]:
         raise ExplanationError(f"a part of the explanation is not valid: {error_message(error)}") from error
 
 
-def _size(size: tuple[int, int]) -> tuple[int, int]:
-    first, second = (operator.index(length) for length in size)
-    if min(first, second) < 1:
+def _size(size: tuple[int, ...]) -> tuple[int, ...]:
+    lengths = tuple(operator.index(length) for length in size)
+    if len(lengths) not in (2, 3) or min(lengths) < 1:
         raise ValueError(f"{size} is not a size")
-    return first, second
+    return lengths
 
 
 def _spelling(method: str) -> str:
@@ -449,8 +462,7 @@ def _check_scores(explanation: Explanation) -> None:
     for method, scores in explanation.scores.items():
         if not scores.ndim:
             raise ExplanationError(f"the scores of {method!r} must be those of patches, not one number")
-        rows, columns = explanation.grid_of(method)
-        expected = (*explanation.target.shape, rows * columns)
+        expected = (*explanation.target.shape, math.prod(explanation.grid_of(method)))
         if tuple(scores.shape) != expected or not scores.is_floating_point():
             raise ExplanationError(
                 f"the scores of {method!r} must be floating {expected}, not {scores.dtype} {tuple(scores.shape)}"

@@ -20,7 +20,7 @@ from torch.nn import functional
 from vitreous._utils.defaults import DEFAULT_OPACITY
 from vitreous._utils.messages import close_match
 from vitreous.errors import InputError
-from vitreous.inputs.patch_geometry import Frame, PatchGeometry, enlarge
+from vitreous.inputs.patch_geometry import Frame, PatchGeometry, Size, enlarge
 
 if TYPE_CHECKING:
     import os
@@ -219,8 +219,8 @@ def find_figure(explanation: object, name: str) -> View:
 
 def display_maps(
     scores: torch.Tensor,
-    grid: tuple[int, int],
-    size: tuple[int, int],
+    grid: Size,
+    size: Size,
     *,
     signed: bool,
     smooth: bool,
@@ -230,26 +230,29 @@ def display_maps(
 
     Args:
         scores: Raw scores (..., patches), any floating dtype.
-        grid: Rows and columns of patches.
-        size: Height and width of the result.
+        grid: Rows and columns of patches, behind the depth of a volume.
+        size: Height and width of the result, behind its depth.
         signed: Divide by the largest absolute value, into [-1, 1], so that zero stays zero; otherwise stretch the
             values from smallest to largest over [0, 1].
-        smooth: Interpolate bilinearly between patch centres; otherwise every patch is a rectangle of one value.
+        smooth: Interpolate bilinearly between patch centres, trilinearly in volumes; otherwise every patch is a
+            rectangle of one value.
         geometry: Where patches are centred; equal cells by default.
 
     Returns:
         Maps (..., height, width) in float32, or float64 for float64 scores. A constant map becomes all zeros.
     """
     maps = scores.detach().to(torch.promote_types(scores.dtype, torch.float32)).reshape(-1, 1, *grid)
-    maps = _fill_range(maps, signed=signed)
+    axes = len(grid)
+    maps = _fill_range(maps, signed=signed, axes=axes)
     if geometry is not None and geometry.applies_to(grid):
         maps = enlarge(maps, size, geometry, smooth=smooth)
-        maps = _fill_range(maps, signed=signed) if smooth else maps
+        maps = _fill_range(maps, signed=signed, axes=axes) if smooth else maps
     elif smooth:
         # Interpolation can miss a patch's centre and so its peak; the range is filled again afterwards. It is filled
         # before as well because rounding in the interpolation of a constant map would be stretched into a pattern.
-        enlarged = functional.interpolate(maps, size=size, mode="bilinear", align_corners=False)
-        maps = _fill_range(enlarged, signed=signed)
+        mode = "bilinear" if axes == 2 else "trilinear"
+        enlarged = functional.interpolate(maps, size=size, mode=mode, align_corners=False)
+        maps = _fill_range(enlarged, signed=signed, axes=axes)
     else:
         maps = functional.interpolate(maps, size=size, mode="nearest-exact")
     return maps.reshape(*scores.shape[:-1], *size)
@@ -257,7 +260,7 @@ def display_maps(
 
 def framed_maps(
     scores: torch.Tensor,
-    grid: tuple[int, int],
+    grid: Size,
     frame: Frame,
     *,
     signed: bool,
@@ -291,12 +294,13 @@ def framed_maps(
     return frame.place(2 * unit - 1 if signed else unit, smooth=smooth, geometry=geometry).clamp(-1, 1)
 
 
-def _fill_range(maps: torch.Tensor, *, signed: bool) -> torch.Tensor:
-    """Scale each (rows, columns) map to [0, 1], or [-1, 1] when signed; constant maps become zero."""
-    peak = maps.abs().amax(dim=(-2, -1), keepdim=True)
+def _fill_range(maps: torch.Tensor, *, signed: bool, axes: int = 2) -> torch.Tensor:
+    """Scale each map of so many last axes to [0, 1], or [-1, 1] when signed; constant maps become zero."""
+    last = tuple(range(-axes, 0))
+    peak = maps.abs().amax(dim=last, keepdim=True)
     unit = maps / torch.where(peak > 0, peak, 1)
-    lowest = unit.amin(dim=(-2, -1), keepdim=True)
-    spread = unit.amax(dim=(-2, -1), keepdim=True) - lowest
+    lowest = unit.amin(dim=last, keepdim=True)
+    spread = unit.amax(dim=last, keepdim=True) - lowest
     constant = spread <= 4 * torch.finfo(maps.dtype).eps
     scaled = unit if signed else (unit - lowest) / torch.where(constant, 1, spread)
     return torch.where(constant, 0, scaled)

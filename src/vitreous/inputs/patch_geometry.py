@@ -3,18 +3,22 @@
 Patches that are cut side by side are equal cells of the input. The receptive fields of a convolutional stem are shifted
 against such cells, those of overlapping patches are closer together, and a model that crops or pads its input has them
 elsewhere. Maps are enlarged to pixels accordingly, of the input or of the whole photo.
+
+A grid has two lengths, (rows, columns), or three where the input is a volume or a clip: (depth, rows, columns) or
+(frames, rows, columns). Sizes in pixels have as many.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 
-Size = tuple[int, int]
+Size = tuple[int, ...]  # of an image (height, width), of a volume (depth, height, width)
 
 
 @dataclass(frozen=True)
@@ -22,19 +26,22 @@ class PatchGeometry:
     """The centres of patches in pixels of the model's input: patch (r, c) is centred at offset + (r, c) * pitch.
 
     Attributes:
-        offset: row and column of the first patch's centre; the first pixel's centre is at 0.5.
+        offset: row and column of the first patch's centre, behind its depth in a volume; the first pixel's centre is
+            at 0.5.
         pitch: the distance between the centres of neighbouring patches, down and across.
-        image_size: height and width of the model's input.
+        image_size: height and width of the model's input, behind the depth of a volume.
     """
 
-    offset: tuple[float, float]
-    pitch: tuple[float, float]
+    offset: tuple[float, ...]
+    pitch: tuple[float, ...]
     image_size: Size
 
     def __post_init__(self) -> None:
         for name, kind in (("offset", float), ("pitch", float), ("image_size", int)):
-            first, second = map(kind, getattr(self, name))
-            object.__setattr__(self, name, (first, second))
+            object.__setattr__(self, name, tuple(map(kind, getattr(self, name))))
+        axes = {len(self.offset), len(self.pitch), len(self.image_size)}
+        if axes not in ({2}, {3}):
+            raise ValueError(f"{self} has no patches in rows and columns")
         if not all(map(math.isfinite, (*self.offset, *self.pitch))) or min(*self.pitch, *self.image_size) <= 0:
             raise ValueError(f"{self} has no patches in rows and columns")
 
@@ -100,26 +107,33 @@ def line_weights(positions: Tensor, cells: int, *, smooth: bool) -> Tensor:
 
 
 def enlarge(maps: Tensor, size: Size, geometry: PatchGeometry, *, smooth: bool) -> Tensor:
-    """Maps (..., rows, columns) at another size of the picture, (..., height, width), by where patches are centred.
+    """Maps (..., *grid) at another size of the input, (..., *size), by where patches are centred.
 
     Args:
         maps: one value for every patch.
-        size: height and width of the result, which shows all of the input.
+        size: height and width of the result, behind the depth of a volume; it shows all of the input.
         geometry: where patches are centred.
         smooth: interpolate between the centres; otherwise every pixel has the value of the patch with the next centre.
     """
-    grid = maps.shape[-2], maps.shape[-1]
-    down, across = (matrix.to(maps) for matrix in interpolations(grid, size, geometry, smooth=smooth))
-    return down @ maps @ across.T
+    grid = tuple(maps.shape[-len(size) :])
+    return along_axes(maps, interpolations(grid, size, geometry, smooth=smooth))
 
 
-def interpolations(grid: Size, size: Size, geometry: PatchGeometry, *, smooth: bool = True) -> tuple[Tensor, Tensor]:
-    """The matrices (height, rows) and (width, columns) that enlarge a map, see ``enlarge``."""
-    rows, columns = (
+def interpolations(grid: Size, size: Size, geometry: PatchGeometry, *, smooth: bool = True) -> list[Tensor]:
+    """The matrices (length, cells) of every axis that enlarge a map, see ``enlarge``."""
+    return [
         line_weights(geometry.positions(axis, _middles(length)), cells, smooth=smooth)
         for axis, (length, cells) in enumerate(zip(size, grid, strict=True))
-    )
-    return rows, columns
+    ]
+
+
+def along_axes(maps: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    """Maps multiplied along each of their last axes by its matrix (new length, length)."""
+    *depth, down, across = (matrix.to(maps) for matrix in matrices)
+    maps = down @ maps @ across.T
+    for matrix in depth:  # of a volume
+        maps = (matrix @ maps.flatten(-2)).unflatten(-1, maps.shape[-2:])
+    return maps
 
 
 @dataclass(frozen=True)

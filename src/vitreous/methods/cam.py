@@ -18,9 +18,9 @@ from torch.nn.functional import pad
 
 from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
-from vitreous.inputs.patch_geometry import PatchGeometry, enlarge
+from vitreous.inputs.patch_geometry import PatchGeometry, Size, enlarge
 from vitreous.methods.options import MOST_EVALUATIONS, StreamRuleOption
-from vitreous.methods.perturbation import few_at_once, rerun
+from vitreous.methods.perturbation import INTERPOLATION, few_at_once, rerun
 from vitreous.methods.readout import Procedure, Readout, TokenReadout
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
@@ -357,8 +357,8 @@ class ScoreWeightedActivations(Procedure):
         maps = activations.transpose(1, 2).reshape(len(images), -1, *view.layout.grid)
         scores = []
         for channels in few_at_once(view, torch.arange(maps.shape[1], device=maps.device)):
-            masks = _stretched(maps[:, channels], (images.shape[-2], images.shape[-1]), view.layout.geometry)
-            masked = masks.transpose(0, 1)[:, :, None].to(images.dtype) * images
+            masks = _stretched(maps[:, channels], view.runner.size, view.layout.geometry)
+            masked = masks.transpose(0, 1).unsqueeze(1 + view.runner.channel_axis).to(images.dtype) * images
             scores.append(_of_target(view.runner.logits(masked.flatten(0, 1)), view.target))
         return torch.cat(scores).T
 
@@ -369,13 +369,14 @@ def _of_target(values: Tensor, target: Tensor) -> Tensor:
     return values.gather(1, chosen[:, None]).view(-1, len(target))
 
 
-def _stretched(maps: Tensor, size: tuple[int, int], geometry: PatchGeometry | None) -> Tensor:
+def _stretched(maps: Tensor, size: Size, geometry: PatchGeometry | None) -> Tensor:
     """Upsample every map to the image size and scale it to [0, 1]."""
     if geometry is None:
-        large = torch.nn.functional.interpolate(maps, size, mode="bilinear", align_corners=True)
+        large = torch.nn.functional.interpolate(maps, size, mode=INTERPOLATION[len(size)], align_corners=True)
     else:
         large = enlarge(maps, size, geometry, smooth=True)
-    low, high = large.amin(dim=(2, 3), keepdim=True), large.amax(dim=(2, 3), keepdim=True)
+    axes = tuple(range(2, large.dim()))
+    low, high = large.amin(dim=axes, keepdim=True), large.amax(dim=axes, keepdim=True)
     return (large - low) / (high - low + _EPSILON)
 
 
@@ -383,8 +384,8 @@ class ReciprocalMasks(Procedure):
     """The output for the last block's input with all patches masked except one and its neighbours.
 
     ViT-ReciproCAM (Byun and Lee 2023, sec. 3): the input tokens of the last block are multiplied by a mask for every
-    patch, a 3 x 3 Gaussian [1 2 1; 2 4 2; 1 2 1]/16 around it or the patch alone; prefix tokens are unchanged. The
-    score of the class is that of the patch. It is the probability, as in the authors' Recipro-CAM for convolutional
+    patch, a 3 x 3 Gaussian [1 2 1; 2 4 2; 1 2 1]/16 around it (of a volume 3 x 3 x 3) or the patch alone; prefix tokens
+    are unchanged. The score of the class is that of the patch. It is the probability, as in the authors' Recipro-CAM for convolutional
     networks; the numbers of the equations could not be verified. Only the last block runs again.
     """
 
@@ -413,11 +414,14 @@ class ReciprocalMasks(Procedure):
 
     def masks(self, view: View) -> Tensor:
         """Return a mask over all tokens for every patch, (patches, tokens)."""
-        rows, columns = view.layout.grid
-        alone = torch.eye(view.layout.patches, dtype=torch.float64).view(-1, 1, rows, columns)
+        grid = view.layout.grid
+        alone = torch.eye(view.layout.patches, dtype=torch.float64).view(-1, 1, *grid)
         if self.neighbourhood == "gaussian":
             bell = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64) / 4
-            alone = torch.nn.functional.conv2d(alone, torch.outer(bell, bell)[None, None], padding=1)
+            kernel, convolve = torch.outer(bell, bell), torch.nn.functional.conv2d
+            if len(grid) == 3:
+                kernel, convolve = bell[:, None, None] * kernel, torch.nn.functional.conv3d
+            alone = convolve(alone, kernel[None, None], padding=1)
         return torch.nn.functional.pad(alone.flatten(1), (view.layout.prefix, 0), value=1.0)
 
 

@@ -52,11 +52,11 @@ class RegionSearch(PerturbationMethod):
 
     def regions(self, view: View) -> Tensor:
         """Which patches belong to each region, (regions, patches); each patch to one."""
-        rows, columns = view.layout.grid
+        grid = view.layout.grid
         if self._cells == 0:
-            return torch.eye(rows * columns, dtype=torch.bool)
-        side = max(1, math.ceil(max(rows, columns) / self._cells))
-        return windows((rows, columns), side, side)
+            return torch.eye(view.layout.patches, dtype=torch.bool)
+        side = max(1, math.ceil(max(grid) / self._cells))
+        return windows(grid, side, side)
 
     @abstractmethod
     def search(self, asked: Asked) -> Tensor:

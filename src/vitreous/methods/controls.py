@@ -76,7 +76,10 @@ def content_seed(inputs: Inputs, row: int, seed: int) -> int:
 
 
 class CentredGaussian(Control):
-    """exp(-(u² + v²) / 2 s²) with u and v the distance from the centre as a part of the picture's height and width."""
+    """exp(-(u² + v²) / 2 s²) with u and v the distance from the centre as a part of the picture's height and width.
+
+    Of a volume also its depth counts, of a clip its length.
+    """
 
     def __init__(self, spread: float = 0.25) -> None:
         if not spread > 0:
@@ -85,16 +88,19 @@ class CentredGaussian(Control):
 
     def map(self, view: View) -> Tensor:
         """The same for every image."""
-        heights, widths = (
-            torch.exp(-(((torch.arange(cells, dtype=torch.float64) + 0.5) / cells - 0.5) ** 2) / (2 * self._spread**2))
-            for cells in view.layout.grid
-        )
-        flat = (heights[:, None] * widths).flatten()
-        return flat.to(view.runner.inputs.device, view.dtype).repeat(len(view.target), 1)
+        bell = torch.ones((), dtype=torch.float64)
+        for cells in view.layout.grid:
+            distances = (torch.arange(cells, dtype=torch.float64) + 0.5) / cells - 0.5
+            bell = bell[..., None] * torch.exp(-(distances**2) / (2 * self._spread**2))
+        return bell.flatten().to(view.runner.inputs.device, view.dtype).repeat(len(view.target), 1)
 
 
 class Edges(Control):
     """Mean over channels and pixels of a patch of the Sobel gradient's length, of the picture as the model sees it."""
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """A picture: the Sobel gradient is that of a plane."""
+        return super().needs(layer, depth) | Needs(plane=True)
 
     def map(self, view: View) -> Tensor:
         """How much changes inside of each patch."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.inputs.patch_geometry import Size
 from vitreous.methods.options import AtMost
 from vitreous.methods.perturbation import few_at_once, rerun, seeded, uniform
 from vitreous.methods.readout import Procedure, Readout, Resolution, ResolutionOption, input_scores, total
@@ -48,7 +49,7 @@ class EquivariantGradient(Procedure):
     def needs(self, layer: int, depth: int) -> Needs:
         """A picture; all gradients are of further runs."""
         del layer, depth
-        return Needs(picture=True, gradients_again=True)
+        return Needs(picture=True, plane=True, gradients_again=True)
 
     def map(self, view: View) -> Tensor:
         """Scores of patches or pixels."""
@@ -68,7 +69,7 @@ class EquivariantGradient(Procedure):
         )
         return input_scores(images * smooth, view.layout, self.resolution)
 
-    def moves(self, grid: tuple[int, int]) -> Tensor:
+    def moves(self, grid: Size) -> Tensor:
         """Draw matrices (samples, 3, 3) that take places of the moved picture, from -1 to 1, to the picture's."""
         drawn = 2 * uniform(self._samples, 3, generator=seeded(self._seed)).double() - 1
         drawn[0] = 0

@@ -229,13 +229,14 @@ def blank_images(view: AnyView, kind: Baseline) -> Tensor:
     if kind == "zero":
         return torch.zeros_like(images)
     if kind == "mean":
-        return images.mean(dim=(2, 3), keepdim=True).expand_as(images)
+        axes = [axis for axis in range(1, images.dim()) if axis != view.runner.channel_axis]
+        return images.mean(dim=axes, keepdim=True).expand_as(images)
     if view.runner.black is None:
         raise MethodError(
             "baseline=black needs a model whose preprocessing is known (a name, or images instead of a tensor); "
             "baseline=zero is 0 after normalisation, baseline=mean the mean colour of each image"
         )
-    return view.runner.black.to(images).view(1, -1, 1, 1).expand_as(images)
+    return view.runner.colour(view.runner.black).to(images).expand_as(images)
 
 
 At = Annotated[Place, "the input: pixels, or the first block's tokens (always these for texts)"]

@@ -20,7 +20,7 @@ from torch import Tensor
 from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.inputs.model_input import Inputs
-from vitreous.inputs.patch_geometry import PatchGeometry, patch_of_line
+from vitreous.inputs.patch_geometry import PatchGeometry, Size, patch_of_line
 from vitreous.inputs.targets import check_classes
 from vitreous.methods.readout import Procedure, total
 from vitreous.methods.view import View
@@ -28,8 +28,8 @@ from vitreous.tape import Intervention, Layout, Needs, Tape
 from vitreous.tape.output import Quantity
 from vitreous.tape.runner import ModelRunner
 
-Size = tuple[int, int]
 _AT_ONCE = 16  # masks of pixels built at once
+INTERPOLATION = {2: "bilinear", 3: "trilinear"}  # by the axes of a map
 
 
 class Masks(ABC):
@@ -40,7 +40,7 @@ class Masks(ABC):
 
     @abstractmethod
     def pixels(self, numbers: Tensor) -> Tensor:
-        """Return some of the masks as factors of pixels, (numbers, 1, height, width)."""
+        """Return some of the masks as factors of pixels, (numbers, height, width), with the depth of volumes first."""
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_j weights_j mask_j, (..., masks) -> (..., height x width)."""
@@ -65,7 +65,7 @@ class PatchMasks(Masks):
 
     def pixels(self, numbers: Tensor) -> Tensor:
         """Return the factor of each pixel's patch."""
-        return self.kept[numbers][:, self._patch_of_pixel].view(len(numbers), 1, *self._size)
+        return self.kept[numbers][:, self._patch_of_pixel].view(len(numbers), *self._size)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_j weights_j mask_j, (..., masks) -> (..., patches)."""
@@ -73,7 +73,7 @@ class PatchMasks(Masks):
 
 
 class PixelMasks(Masks):
-    """Explicit masks of pixels, (masks, 1, height, width)."""
+    """Explicit masks of pixels, (masks, height, width)."""
 
     def __init__(self, masks: Tensor) -> None:
         self._masks = masks
@@ -90,8 +90,8 @@ class CellMasks(Masks):
     """RISE's masks: a coarse grid of kept and dropped cells, upsampled bilinearly and shifted by part of a cell."""
 
     def __init__(self, count: int, cells: int, keep: float, size: Size, generator: torch.Generator) -> None:
-        self._cells = (uniform(count, 1, cells, cells, generator=generator) < keep).float()
-        self._size, self._cell = size, (math.ceil(size[0] / cells), math.ceil(size[1] / cells))
+        self._cells = (uniform(count, 1, *[cells] * len(size), generator=generator) < keep).float()
+        self._size, self._cell = size, [math.ceil(length / cells) for length in size]
         self._shifts = [torch.randint(0, side, (count,), generator=generator).tolist() for side in self._cell]
 
     def __len__(self) -> int:
@@ -102,25 +102,23 @@ class CellMasks(Masks):
         chosen = self._cells[numbers]
         count = chosen.shape[-1] + 1
         enlarged = torch.nn.functional.interpolate(
-            chosen, size=(count * self._cell[0], count * self._cell[1]), mode="bilinear", align_corners=False
+            chosen, size=[count * side for side in self._cell], mode=INTERPOLATION[len(self._cell)], align_corners=False
         )
-        rows, columns = ([shifts[number] for number in numbers.tolist()] for shifts in self._shifts)
-        height, width = self._size
+        starts = [[shifts[number] for shifts in self._shifts] for number in numbers.tolist()]
         return torch.stack(
             [
-                mask[:, row : row + height, column : column + width]
-                for mask, row, column in zip(enlarged, rows, columns, strict=True)
+                mask[tuple(slice(start, start + length) for start, length in zip(corner, self._size, strict=True))]
+                for mask, corner in zip(enlarged[:, 0], starts, strict=True)
             ]
         )
 
 
-def patch_of_pixel(grid: tuple[int, int], size: Size, geometry: PatchGeometry | None = None) -> Tensor:
+def patch_of_pixel(grid: Size, size: Size, geometry: PatchGeometry | None = None) -> Tensor:
     """Return the patch of each pixel, (height x width,). The last patches may extend beyond the edge (padding)."""
-    rows, columns = (
-        patch_of_line(length, count, geometry, axis)
-        for axis, (length, count) in enumerate(zip(size, grid, strict=True))
-    )
-    return (rows[:, None] * grid[1] + columns).flatten()
+    number = torch.zeros((), dtype=torch.int64)
+    for axis, (length, count) in enumerate(zip(size, grid, strict=True)):
+        number = number[..., None] * count + patch_of_line(length, count, geometry, axis)
+    return number.flatten()
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -146,29 +144,28 @@ def balanced(count: int, patches: int, generator: torch.Generator) -> Tensor:
 
 def blocks_of_patches(count: int, cells: int, keep: float, grid: Size, generator: torch.Generator) -> Tensor:
     """Draw RISE's masks at the resolution of patches, without interpolation: shifted squares of patches."""
-    rows, columns = grid
-    sides = [math.ceil(length / cells) for length in grid]
-    drawn = independent(count, (cells + 1) ** 2, generator, keep).view(count, cells + 1, cells + 1)
-    row, column = (
-        (torch.arange(length) + torch.randint(0, side, (count, 1), generator=generator)) // side
-        for length, side in zip((rows, columns), sides, strict=True)
-    )
-    kept = drawn[torch.arange(count)[:, None, None], row[:, :, None], column[:, None, :]].flatten(1)
+    drawn = independent(count, (cells + 1) ** len(grid), generator, keep)
+    cell = torch.zeros(count, dtype=torch.int64)
+    for length in grid:
+        side = math.ceil(length / cells)
+        place = (torch.arange(length) + torch.randint(0, side, (count, 1), generator=generator)) // side
+        cell = cell[..., None] * (cells + 1) + place.view(count, *[1] * (cell.dim() - 1), length)
+    kept = drawn.gather(1, cell.flatten(1))
     kept[~kept.any(dim=1), 0] = True  # the only kept cell may be outside of the image
     return kept
 
 
 def windows(grid: Size, window: int, stride: int) -> Tensor:
-    """Return square windows of patches, (windows, patches); those at the bottom and right may be cut off."""
+    """Return square windows of patches, cubes in a volume, (windows, patches); the last ones may be cut off."""
     if window < 1 or stride < 1:
         raise MethodError("window and stride must be at least 1")
-    inside = []
+    inside = torch.ones(1, 1, dtype=torch.bool)
     for length in grid:
         starts = torch.arange(max(0, math.ceil((length - window) / stride)) + 1) * stride
         places = torch.arange(length)
-        inside.append((places >= starts[:, None]) & (places < starts[:, None] + window))
-    rows, columns = inside
-    return (rows[:, None, :, None] & columns[None, :, None, :]).flatten(2).flatten(0, 1)
+        line = (places >= starts[:, None]) & (places < starts[:, None] + window)
+        inside = (inside[:, None, :, None] & line[None, :, None, :]).flatten(2).flatten(0, 1)
+    return inside
 
 
 def windows_within(budget: int | None, grid: Size, window: int, stride: int) -> Tensor:
@@ -198,7 +195,9 @@ def masked_outputs(view: View, masks: Masks, by: By, quantity: Quantity) -> Tens
         return run_pairs(
             view,
             [torch.arange(len(masks))],
-            lambda image, mask: runner.logits(runner.images[image] * masks.pixels(mask).to(runner.images)),
+            lambda image, mask: runner.logits(
+                runner.images[image] * masks.pixels(mask).to(runner.images).unsqueeze(runner.channel_axis)
+            ),
             quantity,
         )
     assert isinstance(masks, PatchMasks)

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitreous._utils.messages import warn_caller
 from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
-from vitreous.inputs.patch_geometry import PatchGeometry, patch_of_line
+from vitreous.inputs.patch_geometry import PatchGeometry, Size, along_axes, patch_of_line
 from vitreous.methods.options import RuleName
 from vitreous.methods.view import Row, View
 from vitreous.tape import AttentionRecord, GradientNeeds, Layout, Needs, Pass
@@ -26,10 +26,11 @@ ResolutionOption = Annotated[Resolution, "one score per patch, the sum of its pi
 def input_scores(attributions: Tensor, layout: Layout, resolution: Resolution) -> Tensor:
     """Sum attributions of the input to scores of patches or pixels.
 
-    Attributions are those of an image (batch, channel, height, width) or of tokens (batch, tokens, channels).
+    Attributions are those of an image (batch, channel, height, width), of a volume or clip with one axis more, or of
+    tokens (batch, tokens, channels).
     """
-    if attributions.dim() == 4:
-        pixels = attributions.sum(dim=1)
+    if attributions.dim() > 3:
+        pixels = attributions.sum(dim=layout.channel_axis)
         maps = pixels if resolution == "pixel" else patch_sums(pixels, layout.grid, layout.geometry)
         return maps.flatten(1)
     if resolution == "pixel":
@@ -37,28 +38,26 @@ def input_scores(attributions: Tensor, layout: Layout, resolution: Resolution) -
     return attributions.sum(dim=-1)[:, layout.prefix :]
 
 
-def patch_sums(pixels: Tensor, grid: tuple[int, int], geometry: PatchGeometry | None = None) -> Tensor:
-    """Sum pixels (batch, height, width) over the patches of a grid: (batch, rows, columns).
+def patch_sums(pixels: Tensor, grid: Size, geometry: PatchGeometry | None = None) -> Tensor:
+    """Sum pixels (batch, height, width) over the patches of a grid: (batch, rows, columns); of volumes likewise.
 
     Every pixel counts once, even if the grid does not divide the image, so the sum of the map is preserved.
     """
-    rows, columns = (
+    cells = [
         _cells(patch_of_line(length, cells, geometry, axis), cells, pixels)
         for axis, (length, cells) in enumerate(zip(pixels.shape[1:], grid, strict=True))
-    )
-    return rows @ pixels @ columns.T
+    ]
+    return along_axes(pixels, cells)
 
 
-def patch_means(
-    maps: Tensor, size: tuple[int, int], grid: tuple[int, int], geometry: PatchGeometry | None = None
-) -> Tensor:
+def patch_means(maps: Tensor, size: Size, grid: Size, geometry: PatchGeometry | None = None) -> Tensor:
     """Average maps (..., height x width) over the pixels of every patch: (..., patches)."""
     pixels = maps.reshape(-1, *size)
     sums = patch_sums(pixels, grid, geometry) / patch_sums(torch.ones_like(pixels[:1]), grid, geometry)
     return sums.reshape(*maps.shape[:-1], -1)
 
 
-def layout_means(maps: Tensor, size: tuple[int, int], layout: Layout) -> Tensor:
+def layout_means(maps: Tensor, size: Size, layout: Layout) -> Tensor:
     """Average maps (..., height x width) over the pixels of every patch of a layout: (..., patches)."""
     return patch_means(maps, size, layout.grid, layout.geometry)
 

@@ -84,7 +84,7 @@ class Rise(PerturbationMethod):
 
     def _masks(self, view: View) -> Masks:
         if self._given is not None:
-            return PixelMasks(self._given)
+            return PixelMasks(self._given[:, 0])
         size, layout = view.runner.size, view.layout
         if self._by == "paint":
             return CellMasks(self._budget, self._cells, self._keep, size, seeded(self._seed))

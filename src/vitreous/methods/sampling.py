@@ -71,7 +71,8 @@ class TransformerInputSampling(PerturbationMethod):
                 logits = runner.logits_of_kept(inputs, masks[numbers].nonzero()[:, 1].view(len(numbers), -1))
             else:
                 assert isinstance(inputs, Tensor)
-                logits = runner.logits(inputs * pixels.pixels(numbers).to(inputs))
+                factors = pixels.pixels(numbers).to(inputs).unsqueeze(runner.channel_axis)
+                logits = runner.logits(inputs * factors)
             found.append(runner.explained(at_least_float32(logits), "probability")[:, targets])
         return torch.cat(found)
 

@@ -98,10 +98,10 @@ class View:
             return getattr(self, new)
 
     def __repr__(self) -> str:
-        rows, columns = self.layout.grid
+        grid = " x ".join(map(str, self.layout.grid))
         return (
             f"{type(self).__name__}({len(self.target)} images, {self.depth} blocks, {self.layout.tokens} tokens, the "
-            f"last {rows} x {columns} of them patches; dir() lists what can be read)"
+            f"last {grid} of them patches; dir() lists what can be read)"
         )
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitreous._utils.tensors import at_least_float32, in_float64
 from vitreous.errors import MethodError
-from vitreous.inputs.patch_geometry import PatchGeometry, interpolations
+from vitreous.inputs.patch_geometry import PatchGeometry, Size, along_axes, interpolations
 from vitreous.methods.options import MOST_EVALUATIONS
 from vitreous.methods.perturbation import PerturbationMethod, all_targets, original_output, seeded
 from vitreous.methods.readout import Resolution, layout_means
@@ -23,7 +23,7 @@ from vitreous.tape import Needs
 
 
 class BilinearUpsampler:
-    """Bilinear upsampling, corners not aligned, of maps (..., patches) to (..., height x width).
+    """Bilinear upsampling, corners not aligned, of maps (..., patches) to (..., height x width); trilinear of volumes.
 
     It is linear and separable, f -> U_rows f U_columnsᵀ with rows of U that sum to 1. So inner products and extremes of
     the large maps, and scaling them, can be computed from the small ones.
@@ -35,43 +35,37 @@ class BilinearUpsampler:
         geometry: where patches are centred; equal cells by default.
     """
 
-    def __init__(
-        self, grid: tuple[int, int], size: tuple[int, int], like: Tensor, geometry: PatchGeometry | None = None
-    ) -> None:
+    def __init__(self, grid: Size, size: Size, like: Tensor, geometry: PatchGeometry | None = None) -> None:
         self._grid = grid
         if geometry is None:
-            self._rows, self._columns = (
-                _interpolation(count, length, like) for count, length in zip(grid, size, strict=True)
-            )
+            self._axes = [_interpolation(count, length, like) for count, length in zip(grid, size, strict=True)]
         else:
-            self._rows, self._columns = (matrix.to(like) for matrix in interpolations(grid, size, geometry))
+            self._axes = [matrix.to(like) for matrix in interpolations(grid, size, geometry)]
 
     def pixels(self, maps: Tensor) -> Tensor:
         """The large maps."""
-        return self._between(self._rows, maps, self._columns).flatten(-2)
+        return self._between(maps, self._axes)
 
     def extremes(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Minimum and maximum of every large map, (..., 1).
 
         Between the centres of four patches a map is bilinear, so its extremes are among the pixels in the corners.
         """
-        rows, columns = (matrix[_at_corners(matrix)] for matrix in (self._rows, self._columns))
-        corners = self._between(rows, maps, columns).flatten(-2)
+        corners = self._between(maps, [matrix[_at_corners(matrix)] for matrix in self._axes])
         return corners.amin(dim=-1, keepdim=True), corners.amax(dim=-1, keepdim=True)
 
     def products(self, maps: Tensor) -> Tensor:
         """Inner products between the large maps of (n, patches): (n, n), in float64."""
-        rows, columns = (wide.T @ wide for wide in map(in_float64, (self._rows, self._columns)))
         maps = in_float64(maps)
-        return self._between(rows, maps, columns).flatten(1) @ maps.T
+        return self._between(maps, [wide.T @ wide for wide in map(in_float64, self._axes)]) @ maps.T
 
     def stretched(self, maps: Tensor) -> Tensor:
         """Scale small maps so that the large ones have the range 0 to 1; constant maps become 0."""
         low, high = self.extremes(maps)
         return ((maps - low) / (high - low).masked_fill(high == low, 1)).masked_fill(high == low, 0)
 
-    def _between(self, rows: Tensor, maps: Tensor, columns: Tensor) -> Tensor:
-        return rows @ maps.reshape(*maps.shape[:-1], *self._grid) @ columns.T
+    def _between(self, maps: Tensor, matrices: list[Tensor]) -> Tensor:
+        return along_axes(maps.reshape(*maps.shape[:-1], *self._grid), matrices).flatten(-len(self._grid))
 
 
 def _interpolation(count: int, length: int, like: Tensor) -> Tensor:
@@ -150,7 +144,7 @@ class VitCx(PerturbationMethod):
         """p(x M_j + n_j) - p(x + n_j) of every target, (targets, masks)."""
         runner = view.runner
         picture, target = runner.images[image], all_targets(view)[image]
-        pixels = masks.view(-1, 1, *runner.size).to(picture)
+        pixels = masks.view(-1, *runner.size).to(picture).unsqueeze(runner.channel_axis)
         generator = seeded(self._seed)
         effects = []
         for numbers in torch.split(torch.arange(len(masks)), max(1, runner.batch // 2)):

@@ -79,12 +79,13 @@ class Normalisation:
         return cls(preprocessing.mean, preprocessing.std, 255 * preprocessing.rescale)
 
     def undo(self, pixels: Tensor) -> Tensor:
-        """Undo the normalisation of pixels (batch, channels, height, width).
+        """Undo the normalisation of pixels (batch, channels, height, width), or of volumes.
 
         Raises:
             InputError: The number of channels differs.
         """
-        mean, std = (pixels.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
+        ones = [1] * (pixels.dim() - 2)
+        mean, std = (pixels.new_tensor(values).view(1, -1, *ones) for values in (self.mean, self.std))
         if any(values.shape[1] not in (1, pixels.shape[1]) for values in (mean, std)):
             raise InputError(f"mean and std must be one number or one for each of the {pixels.shape[1]} channels")
         return (pixels * std + mean) / self.full
@@ -93,6 +94,7 @@ class Normalisation:
 def display_images(pixels: Tensor, preprocessing: Preprocessing | None) -> DisplayImages:
     """Convert a model's input tensor (batch, channels, height, width) to images.
 
+    Of volumes and clips, (batch, channels, depth, height, width), one image each has all slices, one below the other.
     The normalisation of the model's preprocessing is undone if it is known and fits the values; otherwise each image is
     stretched from its smallest to its largest value.
     """
@@ -177,7 +179,7 @@ def _as_they_are(pixels: Tensor) -> DisplayImages:
 
 
 def _each(pixels: Tensor) -> Iterator[Tensor]:
-    """Yield the images of a batch one by one, (1, channels, height, width), so that no large batch is copied."""
+    """Yield the images of a batch one by one, (1, channels, ...), so that no large batch is copied."""
     for image in torch.split(pixels.detach(), 1):
         yield image.float().cpu()
 
@@ -193,6 +195,8 @@ def _pictures(images: Iterable[Tensor]) -> tuple[Image.Image, ...]:
 
 
 def _picture(pixels: Tensor) -> Image.Image:
+    if pixels.dim() == 5:  # slices or frames one below the other
+        pixels = pixels.flatten(2, 3)
     colours = pixels if pixels.shape[1] == 3 else pixels.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
     bytes_ = (colours * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
     return Image.fromarray(bytes_[0].numpy())

@@ -81,8 +81,11 @@ def _check(images: Tensor) -> None:
     if (kind := special_kind(images)) is not None:
         raise InputError(f"images must be a plain tensor, not {kind} one")
     shape = tuple(images.shape)
-    if images.dim() != 4:
-        raise InputError(f"images must have shape (batch, 3, height, width), not {shape}")
+    if images.dim() not in (4, 5):
+        raise InputError(
+            f"images must have shape (batch, 3, height, width), not {shape}; volumes (batch, channels, depth, height, "
+            "width) and clips (batch, frames, channels, height, width)"
+        )
     if 0 in shape:
         raise InputError(f"images of shape {shape} are empty")
     if not images.is_floating_point():

@@ -17,6 +17,8 @@ def missing_part(tape: Tape, needs: Needs) -> str | None:
     """Why a method with these needs cannot read this run; ``None`` where it can."""
     if needs.picture and tape.reads_text:
         return "it reads texts, which have no pixels to paint or to scale"
+    if needs.plane and len(tape.layout.grid) > 2:
+        return "it reads volumes or clips, and the method turns or filters pictures in their plane"
     if needs.reads_blocks_alone and tape.reads_several_blocks:
         return "its head reads several blocks at once, so that what it says of one block's output alone is not defined"
     if _starts_below_stage(tape, needs):

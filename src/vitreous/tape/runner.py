@@ -5,6 +5,7 @@ Methods that need more than one run (integrated gradients, perturbation) see thi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -115,7 +116,7 @@ class ModelRunner:
 
     @property
     def images(self) -> Tensor:
-        """The pictures, (batch, channel, height, width).
+        """The pictures, (batch, channel, height, width), or volumes and clips with one axis more.
 
         Raises:
             UnsupportedModelError: the model reads texts.
@@ -125,9 +126,27 @@ class ModelRunner:
         return self.inputs
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the images, in pixels; a text is as high as one of its tokens and has no prefix."""
-        return self.layout.grid if isinstance(self.inputs, Texts) else (self.inputs.shape[-2], self.inputs.shape[-1])
+    def size(self) -> tuple[int, ...]:
+        """Height and width of the images, in pixels, behind the depth of a volume or the frames of a clip.
+
+        A text is as high as one of its tokens and has no prefix.
+        """
+        if isinstance(self.inputs, Texts):
+            return self.layout.grid
+        if self.inputs.dim() == 4:
+            return self.inputs.shape[-2], self.inputs.shape[-1]
+        return self.layout.size_of(self.inputs)
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of the images' channels: 1, or 2 in a clip (batch, frames, channels, height, width)."""
+        return self.layout.channel_axis if isinstance(self.inputs, Tensor) and self.inputs.dim() == 5 else 1
+
+    def colour(self, channels: Tensor) -> Tensor:
+        """One number for each channel, in the shape of an image of one pixel: (1, channel, 1, 1)."""
+        shape = [1] * self.images.dim()
+        shape[self.channel_axis] = len(channels)
+        return channels.view(shape)
 
     @property
     def batch(self) -> int:
@@ -136,7 +155,7 @@ class ModelRunner:
             return limit
         if isinstance(self.inputs, Texts):
             return max(1, TOKENS_AT_ONCE // self.inputs.tokens)
-        return max(1, _PIXELS_AT_ONCE // (self.size[0] * self.size[1]))
+        return max(1, _PIXELS_AT_ONCE // math.prod(self.size))
 
     def cut(self, rows: Rows, count: int) -> ModelRunner:
         """The same model with some of the texts, without the padding after their ``count`` tokens."""

@@ -5,15 +5,19 @@ patches of 8 x 8, of 4 x 16 or of 16 x 4 pixels. But the first row of pixels is 
 the first column in the first column. A convolution shows how many rows and columns of patches it makes, but not where
 they stand among the tokens, nor which part of the picture it read. The patches inside are checked by the receptive
 fields of some of them, in the same run, and by the order in which blocks leave them.
+
+A volume or a clip has a third axis, (depth, rows, columns), which is probed as the others are. Whether its channels
+stand before it or behind it, (channels, depth, ..) or (frames, channels, ..), shows in how many tokens change with one
+slice: with a channel all of them, with a frame those made of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,7 +27,7 @@ from vitreous._utils.tensors import at_least_float32
 from vitreous.architecture import Architecture
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.inputs.model_input import Inputs
-from vitreous.inputs.patch_geometry import PatchGeometry
+from vitreous.inputs.patch_geometry import PatchGeometry, Size
 from vitreous.tape.patches.receptive_fields import (
     PROBES,
     PROBES_BEHIND,
@@ -33,8 +37,6 @@ from vitreous.tape.patches.receptive_fields import (
     with_changed_patches,
 )
 from vitreous.tape.patches.stream_probes import check_block_order, first_block_input
-
-Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Embedding:
     @classmethod
     def without_patch(cls, output: Tensor, given: Tensor) -> Embedding:
         """A pooling, or a convolution of overlapping or padded squares."""
-        return cls(_size(given), _size(output), None)
+        return cls(tuple(given.shape[-2:]), tuple(output.shape[-2:]), None)
 
     @property
     def makes_patches(self) -> bool:
@@ -64,7 +66,7 @@ class Embedding:
     @property
     def patches(self) -> int:
         """How many patches it would have made."""
-        return self.grid[0] * self.grid[1]
+        return math.prod(self.grid)
 
     def enlarges(self, picture: Size) -> bool:
         """Whether what it was given is higher or wider than the picture."""
@@ -79,12 +81,12 @@ class Embedding:
         """
         patch = tuple(math.ceil(length / count) for length, count in zip(picture, self.grid, strict=True))
         if self.patch is None:
-            return patch[0], patch[1]
+            return patch
         scaled = tuple(
             2 * math.ceil(length / mine) if mine < length else side
             for length, mine, side in zip(picture, self.given, patch, strict=True)
         )
-        return min(patch[0], scaled[0]), min(patch[1], scaled[1])
+        return tuple(map(min, patch, scaled))
 
     def check_border(self, name: str, picture: Size) -> None:
         """Refuse a picture whose far edges are in no patch, or so much padded that its grid does not tell the patches.
@@ -98,18 +100,17 @@ class Embedding:
         expected = tuple(math.ceil(length / count) for length, count in zip(picture, self.grid, strict=True))
         if self.given != picture and expected != self.patch and _less_than_a_patch(self.given, picture, self.patch):
             raise InputError(
-                f"{name} pads images of {picture[0]} x {picture[1]} pixels to {self.given[0]} x {self.given[1]}, so "
-                "that the last patches are mostly padding and no map fits them; crop or resize them first"
+                f"{name} pads {pixels_of(picture)} to {by(self.given)}, so that the last patches are mostly padding "
+                "and no map fits them; crop or resize them first"
             )
         if self.given == picture and covered != picture:
             raise InputError(
-                f"{name} sees only {covered[0]} x {covered[1]} of the {picture[0]} x {picture[1]} pixels of these "
-                f"images, in whole patches of {self.patch[0]} x {self.patch[1]}, so that no map fits them; crop or "
-                "resize them first"
+                f"{name} sees only {by(covered)} of the {by(picture)} pixels of these images, in whole patches of "
+                f"{by(self.patch)}, so that no map fits them; crop or resize them first"
             )
 
 
-def embedding_of(  # the signature of conv2d
+def embedding_of(  # the signature of conv2d and conv3d
     output: Tensor,
     input: Tensor,  # noqa: A002
     weight: Tensor,
@@ -121,9 +122,22 @@ def embedding_of(  # the signature of conv2d
 ) -> Embedding:
     """The convolution as what may have made the patches."""
     del bias, groups
-    kernel, steps = _size(weight), _pair(stride)
-    side_by_side = kernel == steps and padding in (0, (0, 0), [0, 0], "valid") and _pair(dilation) == (1, 1)
-    return Embedding(_size(input), _size(output), kernel if side_by_side else None)
+    kernel = tuple(weight.shape[2:])
+    axes = len(kernel)
+    unpadded = padding == "valid" or (not isinstance(padding, str) and not any(_each(padding, axes)))
+    side_by_side = kernel == _each(stride, axes) and unpadded and set(_each(dilation, axes)) == {1}
+    given, made = (tuple(each.shape[-axes:]) for each in (input, output))
+    return Embedding(given, made, kernel if side_by_side else None)
+
+
+def by(size: Size) -> str:
+    """Lengths in words: 2 x 14 x 14."""
+    return " x ".join(map(str, size))
+
+
+def pixels_of(size: Size) -> str:
+    """Inputs of a size, in words."""
+    return f"images of {by(size)} pixels" if len(size) == 2 else f"volumes of {by(size)} voxels"
 
 
 def _less_than_a_patch(given: Size, picture: Size, patch: Size) -> bool:
@@ -131,22 +145,35 @@ def _less_than_a_patch(given: Size, picture: Size, patch: Size) -> bool:
     return all(mine - theirs < side for mine, theirs, side in zip(given, picture, patch, strict=True))
 
 
-def _size(picture: Tensor) -> Size:
-    return picture.shape[-2], picture.shape[-1]
-
-
-def _pair(value: Any) -> tuple[int, ...]:
-    return (value, value) if isinstance(value, int) else tuple(value)
+def _each(value: Any, axes: int) -> tuple[int, ...]:
+    """An argument of a convolution for each of its axes: one number stands for all."""
+    numbers = (value,) if isinstance(value, int) else tuple(value)
+    return numbers * axes if len(numbers) == 1 else numbers
 
 
 _NOISE = 10.0  # so large that the change of an edge is seen in half precision, too
 _ROUNDING = 1e-3  # of what all pixels change of a token: one of its edges changes far more of it, rounding less
 _SOME_TOKENS = 8  # so many are looked for in other places
-_PICTURES = 6  # one as it is, all of it changed, and each of its four edges
+_COLOURS = (1, 3)  # channels that most pictures have
 
-Placement = tuple[Size, PatchGeometry | None]
+
+class Placement(NamedTuple):
+    """Where the patches of a model are.
+
+    Attributes:
+        grid: rows and columns of patches.
+        geometry: where they are centred; ``None`` for equal cells.
+        channel_axis: the axis of the input's channels.
+    """
+
+    grid: Size
+    geometry: PatchGeometry | None
+    channel_axis: int
+
+
 # What is known of a model's patches: once for a model and a size of pictures, not with every picture.
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Hashable, Placement]] = WeakKeyDictionary()
+_KNOWN_AXES: WeakKeyDictionary[nn.Module, dict[Hashable, int]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -183,7 +210,7 @@ class PatchGridProbe:
         """
         return self._known(None, tokens)
 
-    def check(self, made: Embedding, tokens: int) -> PatchGeometry | None:
+    def check(self, made: Embedding, tokens: int) -> Placement:
         """Where the patches of a convolution are centred; refuse them if they are not the last ``tokens``, in rows.
 
         Costs the embedding of 14 pictures and a run of two, once for a model and a size of pictures. Patches may
@@ -194,7 +221,48 @@ class PatchGridProbe:
             InputError: an edge of the picture is in no patch, or an edge of the grid shows nothing of the picture.
             UnsupportedModelError: other tokens change than the patches at that edge, or those inside of the grid.
         """
-        return self._known(made, tokens)[1]
+        return self._known(made, tokens)
+
+    def size(self, embeddings: Sequence[Embedding] = ()) -> Size:
+        """Height and width of the picture; of a volume its depth before them, wherever its channels stand."""
+        assert isinstance(self.inputs, Tensor)
+        axis = self.channel_axis(embeddings)
+        return tuple(self.inputs.shape[1:axis]) + tuple(self.inputs.shape[axis + 1 :])
+
+    def channel_axis(self, embeddings: Sequence[Embedding] = ()) -> int:
+        """The axis of the channels: 1, or 2 in a clip (batch, frames, channels, height, width).
+
+        Costs the embedding of three clips, once for a model and a size of clips. Where one slice changes as many tokens
+        along both axes, the convolution that read the clip decides, and then the number of channels that most clips
+        have.
+        """
+        assert isinstance(self.inputs, Tensor)
+        if self.inputs.dim() == 4:
+            return 1
+        known = _KNOWN_AXES.setdefault(self.model, {})
+        shape = (self.inputs.shape[1:], self.inputs.dtype, str(self.inputs.device), self.architecture.operations)
+        if shape not in known:
+            known[shape] = self._find_channel_axis(embeddings)
+        return known[shape]
+
+    def _find_channel_axis(self, embeddings: Sequence[Embedding]) -> int:
+        assert isinstance(self.inputs, Tensor)
+        clips = self.inputs[:1].detach().repeat(3, 1, 1, 1, 1)
+        noise = torch.randn(clips.shape[1:], generator=torch.Generator().manual_seed(0)).to(clips) * _NOISE
+        clips[1, 0] += noise[0]
+        clips[2, :, 0] += noise[:, 0]
+        streams = [first_block_input(self.architecture, self.model, clip[None]) for clip in clips]
+        if all(stream is not None for stream in streams):
+            first, *others = (at_least_float32(stream[0]) for stream in streams if stream is not None)
+            change = torch.stack([(other - first).abs().amax(dim=-1) for other in others])
+            changed = (change > _ROUNDING * change.amax(dim=1, keepdim=True)).sum(dim=1)
+            if changed[0] != changed[1]:
+                return 2 if changed[0] < changed[1] else 1
+        _, second, third, *plane = self.inputs.shape
+        given = {embedding.given for embedding in embeddings}
+        if second != third and ((second, *plane) in given) != ((third, *plane) in given):
+            return 2 if (second, *plane) in given else 1
+        return 2 if third in _COLOURS and second not in _COLOURS else 1
 
     def _known(self, made: Embedding | None, tokens: int) -> Placement:
         assert isinstance(self.inputs, Tensor)
@@ -202,24 +270,25 @@ class PatchGridProbe:
         shape = (self.inputs.shape[1:], self.inputs.dtype, str(self.inputs.device))
         question = (*shape, made, tokens, self.architecture.stage, self.architecture.operations)
         if question not in known:
-            probed = self._probe((1, 1) if made is None else made.widest_edge(self._size), tokens)
+            probed = self._probe((1,) * len(self._size) if made is None else made.widest_edge(self._size), tokens)
             if made is None:
                 grid = self._grid(probed)
             else:
                 grid = made.grid
                 if probed is not None:
                     self._compare(probed.edges, made, tokens)
-            known[question] = grid, self._geometry(probed, grid, tokens)
-            check_block_order(self.architecture, self.model, self.inputs, grid[0] * grid[1])
+            known[question] = Placement(grid, self._geometry(probed, grid, tokens), self.channel_axis())
+            check_block_order(self.architecture, self.model, self.inputs, math.prod(grid))
         return known[question]
 
     def _geometry(self, probed: _Probed | None, grid: Size, tokens: int) -> PatchGeometry | None:
         if probed is None:
             return None
         mixed = self._behind_blocks or self.architecture.stage > 0
-        fields = receptive_fields(probed.noise, probed.pictures, grid, tokens - grid[0] * grid[1])
+        axis = self.channel_axis()
+        fields = receptive_fields(probed.noise, probed.pictures, grid, tokens - math.prod(grid), axis)
         if fields is None:
-            pictures = with_changed_patches(probed.pictures[0].detach(), grid, len(probed.pictures))
+            pictures = with_changed_patches(probed.pictures[0].detach(), grid, len(probed.pictures), axis)
             streams = first_block_input(self.architecture, self.model, pictures)
             if streams is not None and streams.shape[:2] == (len(pictures), tokens):
                 check_changed_patches(self.architecture.name, at_least_float32(streams), grid, mixed=mixed)
@@ -227,10 +296,9 @@ class PatchGridProbe:
         geometry = fields.geometry()
         fields.check(self.architecture.name, geometry, mixed=mixed)
         if geometry is not None and not geometry.shows_all(grid):
-            height, width = self._size
             raise InputError(
-                f"some of the {grid[0]} x {grid[1]} patches of {self.architecture.name} lie outside of images of "
-                f"{height} x {width} pixels, so that no map fits them; crop or resize them first"
+                f"some of the {by(grid)} patches of {self.architecture.name} lie outside of {pixels_of(self._size)}, "
+                "so that no map fits them; crop or resize them first"
             )
         return geometry
 
@@ -240,21 +308,26 @@ class PatchGridProbe:
             raise _not_shown(name)
         streams = probed.edges
         self._check_order(streams)
-        whole, top, bottom, left, right = _changed(streams)
-        if bool(whole.any()) and not bool(bottom.any() and right.any()):
+        whole, *edges = _changed(streams)
+        first, last = edges[::2], edges[1::2]  # of each axis
+        if bool(whole.any()) and not all(bool(edge.any()) for edge in last):
             raise self._in_no_patch("the last rows or columns")
-        patches = whole & ~(top & bottom & left & right)  # some models have a token that depends on all pixels
-        count, columns = int(patches.sum()), int((patches & top).sum())
-        places = torch.arange(len(patches), device=patches.device) - (len(patches) - count)
-        expected = [
-            (patches, places >= 0),
-            (patches & top, (places >= 0) & (places < columns)),
-            (patches & bottom, places >= count - columns),
-            (patches & left, (places >= 0) & (places % max(1, columns) == 0)),
-        ]
-        if count == 0 or columns == 0 or count % columns or not all(torch.equal(*pair) for pair in expected):
+        patches = whole & ~torch.stack(edges).all(dim=0)  # some models have a token that depends on all pixels
+        count = int(patches.sum())
+        at_edge = [int((patches & edge).sum()) for edge in first]
+        if count == 0 or 0 in at_edge:
             raise _not_shown(name)
-        return count // columns, columns
+        grid = tuple(count // each for each in at_edge)
+        prefix = len(patches) - count
+        if math.prod(grid) != count or not torch.equal(patches, torch.arange(len(patches)).to(patches.device) >= prefix):
+            raise _not_shown(name)
+        for axis, cells in enumerate(grid):
+            number = torch.arange(cells, device=patches.device)
+            line = number.view([cells if other == axis else 1 for other in range(len(grid))]).expand(grid).flatten()
+            for edge, place in ((first[axis], 0), (last[axis], cells - 1)):
+                if not torch.equal(edge[prefix:], line == place):
+                    raise _not_shown(name)
+        return grid
 
     def _compare(self, streams: Tensor, made: Embedding, tokens: int) -> None:
         self._check_order(streams)
@@ -264,16 +337,15 @@ class PatchGridProbe:
         if not bool(changed.any(dim=1).all()):
             raise self._in_no_patch("rows or columns at an edge")
         whole, *edges = changed[:, -made.patches :].reshape(-1, *made.grid)
-        places = (slice(1), ...), (slice(-1, None), ...), (..., slice(1)), (..., slice(-1, None))
+        every = (slice(None),) * len(made.grid)
+        ends = [(axis, end) for axis in range(len(made.grid)) for end in (slice(1), slice(-1, None))]
+        places = [(*every[:axis], end, *every[axis + 1 :]) for axis, end in ends]
         # Patches that something else was put in the place of show nothing of a picture, wherever they are.
         expected = [whole[place] for place in places]
-        height, width = self._size
-        rows, columns = made.grid
         if made.enlarges(self._size) and not all(bool(shown.any()) for shown in expected):
             raise InputError(
-                f"{self.architecture.name} enlarges images of {height} x {width} pixels to {made.given[0]} x "
-                f"{made.given[1]}, and an edge of its {rows} x {columns} patches shows nothing of them, so that no map "
-                "fits them; crop or resize them first"
+                f"{self.architecture.name} enlarges {pixels_of(self._size)} to {by(made.given)}, and an edge of its "
+                f"{by(made.grid)} patches shows nothing of them, so that no map fits them; crop or resize them first"
             )
         in_place = (
             bool(shown.any()) and not bool((shown & ~edge[place]).any())
@@ -281,7 +353,7 @@ class PatchGridProbe:
         )
         if _stand_further_ahead(changed[0], made.patches) or not all(in_place):
             raise UnsupportedModelError(
-                f"a convolution of {self.architecture.name} makes {rows} x {columns} patches, but the last "
+                f"a convolution of {self.architecture.name} makes {by(made.grid)} patches, but the last "
                 f"{made.patches} of {tokens} tokens do not change with the edges of a picture as these would, row by "
                 "row: other tokens stand behind them, they stand column by column, or they are resized before the "
                 "first block, so no map can be laid out"
@@ -289,15 +361,14 @@ class PatchGridProbe:
         prefix = changed[:, : tokens - made.patches]
         if bool((prefix[0] & ~prefix[1:].all(dim=0)).any()):
             raise UnsupportedModelError(
-                f"a convolution of {self.architecture.name} makes {rows} x {columns} patches, and some of the tokens "
+                f"a convolution of {self.architecture.name} makes {by(made.grid)} patches, and some of the tokens "
                 "that stand before them show a part of the picture, too (coarser patches, perhaps), so that no one map "
                 "has all of them"
             )
 
     @property
     def _size(self) -> Size:
-        assert isinstance(self.inputs, Tensor)
-        return self.inputs.shape[-2], self.inputs.shape[-1]
+        return self.size()
 
     @property
     def _behind_blocks(self) -> bool:
@@ -316,8 +387,9 @@ class PatchGridProbe:
         """
         assert isinstance(self.inputs, Tensor)
         count = PROBES_BEHIND if self._behind_blocks else PROBES
-        edges = _with_other_edges(self.inputs[:1].detach(), width)
-        noise = noise_picture(self.inputs.shape[1:]).to(self.inputs).repeat(count, 1, 1, 1).requires_grad_()
+        edges = _with_other_edges(self.inputs[:1].detach(), width, self.channel_axis())
+        noise = noise_picture(self.inputs.shape[1:]).to(self.inputs)
+        noise = noise.repeat(count, *[1] * noise.dim()).requires_grad_()
         for at_once in (len(edges) + count, 2, 1):
             streams = None
             with suppress(Exception):  # a model may take one picture at a time only
@@ -355,10 +427,9 @@ class PatchGridProbe:
                 )
 
     def _in_no_patch(self, what: str) -> InputError:
-        height, width = self._size
         return InputError(
-            f"{what} of images of {height} x {width} pixels are in no patch of {self.architecture.name}, so that no "
-            "map fits them; crop or resize them first"
+            f"{what} of {pixels_of(self._size)} are in no patch of {self.architecture.name}, so that no map fits them; "
+            "crop or resize them first"
         )
 
 
@@ -374,17 +445,16 @@ def _stand_further_ahead(shown: Tensor, patches: int) -> bool:
     return patches <= end < len(shown) and bool(shown[end - patches : end].all())
 
 
-def _with_other_edges(image: Tensor, width: Size) -> Tensor:
-    """A picture as it is, all of it changed, and so many of its first and last rows and columns."""
-    noise = torch.randn(image.shape[1:], generator=torch.Generator().manual_seed(0)) * _NOISE
-    images = image.repeat(_PICTURES, 1, 1, 1)
-    every = slice(None)
-    (first_rows, last_rows), (first_columns, last_columns) = ((slice(size), slice(-size, None)) for size in width)
-    for number, (rows, columns) in enumerate(
-        ((every, every), (first_rows, every), (last_rows, every), (every, first_columns), (every, last_columns)),
-        start=1,
-    ):
-        images[number, :, rows, columns] += noise.to(image)[:, rows, columns]
+def _with_other_edges(image: Tensor, width: Size, channel_axis: int) -> Tensor:
+    """A picture as it is, all of it changed, and so many of its first and last rows and columns (slices, frames)."""
+    noise = torch.randn(image.shape[1:], generator=torch.Generator().manual_seed(0)).to(image) * _NOISE
+    axes = [axis for axis in range(noise.dim()) if axis != channel_axis - 1]
+    images = image.repeat(2 + 2 * len(axes), *[1] * noise.dim())
+    images[1] += noise
+    ends = ((axis, end) for axis, size in zip(axes, width, strict=True) for end in (slice(size), slice(-size, None)))
+    for number, (axis, end) in enumerate(ends, start=2):
+        place = (*[slice(None)] * axis, end)
+        images[number][place] += noise[place]
     return images
 
 

@@ -5,6 +5,7 @@ Seen in the run itself rather than looked up in attributes, so it holds for any 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,8 @@ class Layout:
     """The token layout of one run.
 
     Attributes:
-        grid: (rows, columns) of patches; the tokens of a text after its prefix are one row of them.
+        grid: (rows, columns) of patches, (depth, rows, columns) in a volume or a clip; the tokens of a text after its
+            prefix are one row of them.
         prefix: how many tokens (class, distillation, registers) come before the patches.
         read: the tokens that the head reads, each with equal weight: the class token, or all pooled tokens.
         alike: whether the head reads these tokens of every image, padding of texts aside; a maximum over tokens reads
@@ -36,14 +38,16 @@ class Layout:
         pooling_queries: where attention after the last block pools the tokens, those of its queries that the head
             reads; ``None`` elsewhere.
         geometry: where in the picture patches are centred; ``None`` where they are equal cells of it.
+        channel_axis: the axis of the input's channels: 1, or 2 in a clip (batch, frames, channels, height, width).
     """
 
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     prefix: int
     read: Tensor
     alike: bool = True
     pooling_queries: Tensor | None = None
     geometry: PatchGeometry | None = None
+    channel_axis: int = 1
 
     @property
     def pooled_by_attention(self) -> bool:
@@ -58,12 +62,16 @@ class Layout:
     @property
     def patches(self) -> int:
         """How many patches the picture has."""
-        return self.grid[0] * self.grid[1]
+        return math.prod(self.grid)
 
     @property
     def tokens(self) -> int:
         """How many tokens there are in all."""
         return self.prefix + self.patches
+
+    def size_of(self, images: Tensor) -> tuple[int, ...]:
+        """Height and width of images in pixels, behind the depth of volumes or the frames of clips."""
+        return tuple(length for axis, length in enumerate(images.shape) if axis not in (0, self.channel_axis))
 
     def cut(self, tokens: int) -> Layout:
         """The layout of the first ``tokens`` tokens of a text, without the padding after them."""
@@ -86,23 +94,24 @@ def find_layout(
     tokens = head_gradient.shape[1]
     kept = recorder.plan.intervention.kept
     if kept is not None:  # in no grid any more
-        return _with_readers(recorder, head_gradient, pooling_gradient, inputs, (1, kept.shape[1]), any_token=any_token)
+        row = (1, kept.shape[1])
+        left = _with_readers(recorder, head_gradient, pooling_gradient, inputs, row, any_token=any_token)
+        return left if isinstance(inputs, Texts) else replace(left, channel_axis=grid_probe.channel_axis())
     grid_of_stage = recorder.architecture.stages[recorder.architecture.stage].places
     if grid_of_stage is not None and not isinstance(inputs, Texts):
         grid = grid_of_stage.grid
         return _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid, any_token=any_token)
-    made = None if isinstance(inputs, Texts) else _made_patches(recorder, tokens, inputs.shape[-2:])
-    geometry: PatchGeometry | None = None
-    if made is not None:
-        grid = made.grid
-    elif isinstance(inputs, Texts):
-        grid = (1, tokens - inputs.prefix)
-    else:
-        grid, geometry = grid_probe.grid(tokens)
+    if isinstance(inputs, Texts):
+        row = (1, tokens - inputs.prefix)
+        return _with_readers(recorder, head_gradient, pooling_gradient, inputs, row, any_token=any_token)
+    made = _made_patches(recorder, tokens, grid_probe)
+    if made is None:
+        placement = grid_probe.grid(tokens)
+    grid = placement.grid if made is None else made.grid
     layout = _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid, any_token=any_token)
     if made is not None:
-        geometry = grid_probe.check(made, tokens)
-    return layout if geometry is None else replace(layout, geometry=geometry)
+        placement = grid_probe.check(made, tokens)
+    return replace(layout, geometry=placement.geometry, channel_axis=placement.channel_axis)
 
 
 def layout_of_target(
@@ -118,13 +127,13 @@ def _with_readers(
     head_gradient: Tensor,
     pooling_gradient: Tensor | None,
     inputs: Inputs,
-    grid: tuple[int, int],
+    grid: tuple[int, ...],
     *,
     any_token: bool,
 ) -> Layout:
     """The layout of a known grid: which tokens come before it, and what the head reads."""
     tokens = head_gradient.shape[1]
-    prefix = tokens - grid[0] * grid[1]
+    prefix = tokens - math.prod(grid)
     real = _real_tokens(inputs, head_gradient)
     depth = recorder.architecture.depth
     stream = recorder.stream_of(depth, recorder.tokens[depth].detach())
@@ -152,24 +161,25 @@ def _with_readers(
     return Layout(grid, prefix, read, alike and queries_alike, queries)
 
 
-def _made_patches(recorder: Recorder, tokens: int, image_size: torch.Size) -> Embedding | None:
-    """The patch embedding, if it was a convolution.
+def _made_patches(recorder: Recorder, tokens: int, grid_probe: PatchGridProbe) -> Embedding | None:
+    """The patch embedding, if it was a convolution over all axes of the picture.
 
     A model may look at the picture in other ways besides, so of several convolutions that one counts whose patches are
     all but a few of the tokens.
     """
-    height, width = image_size
-    embeddings = [embedding for embedding in recorder.embeddings if embedding.makes_patches]
+    size = grid_probe.size(recorder.embeddings)
+    whole = [embedding for embedding in recorder.embeddings if len(embedding.grid) == len(size)]
+    embeddings = [embedding for embedding in whole if embedding.makes_patches]
     fitting = [embedding for embedding in embeddings if embedding.patches <= tokens]
     if fitting:
         chosen = max(fitting, key=lambda embedding: embedding.patches)
-        chosen.check_border(recorder.architecture.name, (height, width))
+        chosen.check_border(recorder.architecture.name, size)
         return chosen
     if embeddings:
-        rows, columns = embeddings[-1].grid
+        cells = " x ".join(map(str, embeddings[-1].grid))
         raise UnsupportedModelError(
-            f"{recorder.architecture.name} makes {rows} x {columns} patches of a picture, but its blocks have {tokens} "
-            "tokens: patches are dropped or joined in front of them, so no map can be laid out"
+            f"{recorder.architecture.name} makes {cells} patches of a picture, but its blocks have {tokens} tokens: "
+            "patches are dropped or joined in front of them, so no map can be laid out"
         )
     return None
 

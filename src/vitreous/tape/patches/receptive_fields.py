@@ -7,6 +7,8 @@ of pictures; the picture is always the same, so that what is found depends on th
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,35 +37,34 @@ class ReceptiveFields:
     """What pixels count for some tokens.
 
     Attributes:
-        energy: the squared gradient of each pixel, (tokens, height, width), in float64.
-        rows: the row of patches of each token.
-        columns: the column of patches of each token.
+        energy: the squared gradient of each pixel, (tokens, height, width), in float64; of a volume's voxels (tokens,
+            depth, height, width).
+        places: by axis of the grid, where each token's patch is: its row, its column.
         grid: rows and columns of patches.
     """
 
     energy: Tensor
-    rows: Tensor
-    columns: Tensor
+    places: tuple[Tensor, ...]
     grid: Size
 
     def geometry(self) -> PatchGeometry | None:
         """Where patches are centred; ``None`` where the fields show equal cells of the picture."""
         size = self.energy.shape[1:]
-        axes = list(zip(self._marginals(), (self.rows, self.columns), size, self.grid, strict=True))
+        axes = list(zip(self._marginals(), self.places, size, self.grid, strict=True))
         lines = [_line_of_ends(marginal, index, length / cells) for marginal, index, length, cells in axes]
-        if lines == [None, None]:
+        if not any(lines):
             shift = _shift_of_mass(
                 torch.cat([_shifts(marginal, index, cells) for marginal, index, _, cells in axes if cells > 1])
             )
             lines = [_shifted(length / cells, shift) for _, _, length, cells in axes]
         equal = [_Line(length / cells / 2, length / cells) for length, cells in zip(size, self.grid, strict=True)]
-        down, across = (
+        found = [
             same if line is None or line.distance(same, cells) <= _NO_SHIFT else line
             for line, same, cells in zip(lines, equal, self.grid, strict=True)
-        )
-        if [down, across] == equal:
+        ]
+        if found == equal:
             return None
-        return PatchGeometry((down.offset, across.offset), (down.pitch, across.pitch), (size[0], size[1]))
+        return PatchGeometry(tuple(line.offset for line in found), tuple(line.pitch for line in found), tuple(size))
 
     def check(self, name: str, geometry: PatchGeometry | None, *, mixed: bool) -> None:
         """Refuse tokens that are made of other pixels than those of their patch.
@@ -85,32 +86,46 @@ class ReceptiveFields:
                 "axes in which neighbouring pixels go to different tokens), so that it has no place in a map"
             )
         share = self._shares(geometry)
-        same = (self.rows[:, None] == self.rows) & (self.columns[:, None] == self.columns)
+        same = torch.stack([place[:, None] == place for place in self.places]).all(dim=0)
         own = share.diagonal()
         others = (share * ~same).sum(dim=0) / (~same).sum(dim=0).clamp(min=1)
-        even = 1 / (self.grid[0] * self.grid[1])
+        even = 1 / math.prod(self.grid)
         wrong = int((own < even / 2 if mixed else own <= _CLEARLY_MORE * others).sum())
         if wrong > (_WRONG_IF_MIXED if mixed else _WRONG) * len(own):
             raise _elsewhere(name, wrong, len(own))
 
-    def _marginals(self) -> tuple[Tensor, Tensor]:
-        return self.energy.sum(dim=2), self.energy.sum(dim=1)
+    def _marginals(self) -> list[Tensor]:
+        axes = range(1, self.energy.dim())
+        return [self.energy.sum(dim=[other for other in axes if other != axis]) for axis in axes]
 
     def _shares(self, geometry: PatchGeometry | None) -> Tensor:
         """The part of each token's energy in the pixels of each token's patch, (token, patch)."""
-        height, width = self.energy.shape[1:]
-        rows = patch_of_line(height, self.grid[0], geometry, 0)
-        columns = patch_of_line(width, self.grid[1], geometry, 1)
-        inside_rows = (rows == self.rows[:, None]).to(self.energy)
-        inside_columns = (columns == self.columns[:, None]).to(self.energy)
-        sums = torch.einsum("thw,ph,pw->tp", self.energy, inside_rows, inside_columns)
-        return sums / self.energy.sum(dim=(1, 2))[:, None]
+        inside = [
+            (patch_of_line(length, cells, geometry, axis) == place[:, None]).to(self.energy)
+            for axis, (length, cells, place) in enumerate(
+                zip(self.energy.shape[1:], self.grid, self.places, strict=True)
+            )
+        ]
+        if len(inside) == 3:
+            sums = torch.einsum("tdhw,pd,ph,pw->tp", self.energy, *inside)
+        else:
+            sums = torch.einsum("thw,ph,pw->tp", self.energy, *inside)
+        return sums / self.energy.flatten(1).sum(dim=1)[:, None]
 
 
-def probed_patches(grid: Size, count: int) -> tuple[Tensor, Tensor]:
-    """Rows and columns of some patches, spread over the picture and never in the order of a diagonal."""
-    rows, columns = (torch.linspace(0, cells - 1, count).round().long() for cells in grid)
-    return rows, columns[torch.randperm(count, generator=torch.Generator().manual_seed(0))]
+def probed_patches(grid: Size, count: int) -> tuple[Tensor, ...]:
+    """By axis, the places of some patches, spread over the picture and never in the order of a diagonal."""
+    first, *others = (torch.linspace(0, cells - 1, count).round().long() for cells in grid)
+    generator = torch.Generator().manual_seed(0)
+    return first, *(places[torch.randperm(count, generator=generator)] for places in others)
+
+
+def token_numbers(places: Sequence[Tensor], grid: Size) -> Tensor:
+    """Which patches stand at these places, counted row by row."""
+    number = places[0]
+    for place, cells in zip(places[1:], grid[1:], strict=True):
+        number = number * cells + place
+    return number
 
 
 def noise_picture(shape: torch.Size) -> Tensor:
@@ -118,7 +133,9 @@ def noise_picture(shape: torch.Size) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-def receptive_fields(stream: Tensor, pictures: Tensor, grid: Size, prefix: int) -> ReceptiveFields | None:
+def receptive_fields(
+    stream: Tensor, pictures: Tensor, grid: Size, prefix: int, channel_axis: int = 1
+) -> ReceptiveFields | None:
     """The pixels that count for one token of each picture.
 
     Args:
@@ -126,14 +143,15 @@ def receptive_fields(stream: Tensor, pictures: Tensor, grid: Size, prefix: int) 
         pictures: (picture, channel, height, width), from which the stream was made in a graph.
         grid: rows and columns of patches.
         prefix: how many tokens stand before the patches.
+        channel_axis: the axis of the pictures' channels.
 
     Returns:
         ``None`` where gradients do not show it: the model cuts them off, or no token depends on the picture.
     """
     if not stream.requires_grad:
         return None
-    rows, columns = probed_patches(grid, len(stream))
-    tokens = stream[torch.arange(len(stream)), prefix + rows * grid[1] + columns]
+    places = probed_patches(grid, len(stream))
+    tokens = stream[torch.arange(len(stream)), prefix + token_numbers(places, grid)]
     generator = torch.Generator().manual_seed(2)
     directions = torch.randn(tokens.shape, generator=generator).to(tokens)
     try:
@@ -142,19 +160,26 @@ def receptive_fields(stream: Tensor, pictures: Tensor, grid: Size, prefix: int) 
         return None
     if gradient is None or not bool(gradient.isfinite().all()):
         return None
-    energy = gradient.detach().cpu().double().square().sum(dim=1)
-    seeing = energy.sum(dim=(1, 2)) > 0  # something else may stand in the place of some patches
-    return ReceptiveFields(energy[seeing], rows[seeing], columns[seeing], grid) if bool(seeing.any()) else None
+    energy = gradient.detach().cpu().double().square().sum(dim=channel_axis)
+    seeing = energy.flatten(1).sum(dim=1) > 0  # something else may stand in the place of some patches
+    if not bool(seeing.any()):
+        return None
+    return ReceptiveFields(energy[seeing], tuple(place[seeing] for place in places), grid)
 
 
-def with_changed_patches(picture: Tensor, grid: Size, count: int) -> Tensor:
-    """A picture (channel, height, width) as it is, and each time with another of the patches that are probed."""
-    rows, columns = probed_patches(grid, count)
-    _, height, width = picture.shape
-    down, across = patch_of_line(height, grid[0]), patch_of_line(width, grid[1])
-    inside = (down == rows[:, None])[:, :, None] & (across == columns[:, None])[:, None]
-    pictures = picture.repeat(count + 1, 1, 1, 1)
-    pictures[1:] += inside[:, None].to(picture) * picture.flip(0, 1, 2)
+def with_changed_patches(picture: Tensor, grid: Size, count: int, channel_axis: int = 1) -> Tensor:
+    """A picture (channel, height, width) as it is, and each time with another of the patches that are probed.
+
+    ``channel_axis`` counts from the axis of pictures on, which stands before the others in a batch.
+    """
+    places = probed_patches(grid, count)
+    size = [length for axis, length in enumerate(picture.shape, start=1) if axis != channel_axis]
+    inside = torch.ones(count, *[1] * len(size), dtype=torch.bool)
+    for axis, (length, cells, place) in enumerate(zip(size, grid, places, strict=True), start=1):
+        line = patch_of_line(length, cells) == place[:, None]
+        inside = inside & line.view(count, *(length if other == axis else 1 for other in range(1, len(size) + 1)))
+    pictures = picture.repeat(count + 1, *[1] * picture.dim())
+    pictures[1:] += inside.unsqueeze(channel_axis).to(picture) * picture.flip(tuple(range(picture.dim())))
     return pictures
 
 
@@ -170,9 +195,9 @@ def check_changed_patches(name: str, streams: Tensor, grid: Size, *, mixed: bool
     Raises:
         UnsupportedModelError: other tokens change more.
     """
-    rows, columns = probed_patches(grid, len(streams) - 1)
-    change = (streams[1:] - streams[:1])[:, -grid[0] * grid[1] :].norm(dim=-1).cpu()
-    own = change.gather(1, (rows * grid[1] + columns)[:, None])[:, 0]
+    numbers = token_numbers(probed_patches(grid, len(streams) - 1), grid)
+    change = (streams[1:] - streams[:1])[:, -math.prod(grid) :].norm(dim=-1).cpu()
+    own = change.gather(1, numbers[:, None])[:, 0]
     limit = change.mean(dim=1) * (1 / 2 if mixed else _CLEARLY_MORE)
     seeing = change.amax(dim=1) > 0
     wrong, count = int((seeing & (own <= limit)).sum()), int(seeing.sum())

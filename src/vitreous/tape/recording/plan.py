@@ -75,6 +75,7 @@ class Needs:
         scores: what enters the softmax, also where a model writes out its attention itself.
         keys: k by itself, where nothing else enters the scores besides q and masks.
         picture: whether the pixels of a picture are read, painted or scaled, which a text does not have.
+        plane: whether pictures are turned or filtered in their plane, which a volume or a clip does not have.
         gradients_again: whether gradients are read of further runs, which the method starts itself.
         gradients: what is read of each backward pass.
     """
@@ -90,6 +91,7 @@ class Needs:
     scores: Layers = NONE
     keys: Layers = NONE
     picture: bool = False
+    plane: bool = False
     gradients_again: bool = False
     gradients: Mapping[Pass, GradientNeeds] = field(default_factory=dict)
 

@@ -62,7 +62,7 @@ POOLING = (
 )
 NEGATION = (torch.neg, Tensor.neg, Tensor.__neg__, torch.negative, Tensor.negative)
 INTERPOLATION = (torch.lerp, Tensor.lerp)
-CONVOLUTION = (F.conv2d, torch.conv2d)
+CONVOLUTION = (F.conv2d, torch.conv2d, F.conv3d, torch.conv3d)
 CONVOLUTION_OF_ROW = (F.conv1d, torch.conv1d)
 GRID_POOLING = (F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.pixel_unshuffle)
 # Activations f, and their slope at 0 (for f(u)/u at u = 0, which is a gate; f(0) counts as a bias where it is not 0).

@@ -416,5 +416,5 @@ def _convolution_arguments(
     *options: Any,
     **named: Any,
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Any, ...], dict[str, Any]]:
-    """The signature of ``F.conv2d``; stride, padding, dilation and groups as they were given."""
+    """The signature of ``F.conv2d`` and ``F.conv3d``; stride, padding, dilation and groups as they were given."""
     return input, weight, bias, options, named
