@@ -261,7 +261,7 @@ class Inspection:
         steps: how many steps the run has.
         stages: the stages of its residual stream, in order; a plain Vision Transformer has one.
         stage: the index of the stage that methods read.
-        patch_grid: rows and columns of patches; ``None`` where they do not show.
+        patch_grid: rows and columns of patches, behind the depth of a volume; ``None`` where they do not show.
         prefix_tokens: how many tokens (class, distillation, registers) stand before the patches.
         pooling: in words, which tokens the head reads.
         read_tokens: the numbers of these tokens.
@@ -274,7 +274,7 @@ class Inspection:
     steps: int
     stages: tuple[InspectedStage, ...]
     stage: int
-    patch_grid: tuple[int, int] | None
+    patch_grid: tuple[int, ...] | None
     prefix_tokens: int | None
     pooling: str | None
     read_tokens: tuple[int, ...]
@@ -298,7 +298,7 @@ class Inspection:
             lines += [f"  {line}" for line in _table(stage.blocks)]
         lines.append("")
         if self.patch_grid is not None:
-            lines.append(f"patch grid: {self.patch_grid[0]} x {self.patch_grid[1]}")
+            lines.append(f"patch grid: {' x '.join(map(str, self.patch_grid))}")
             lines.append(f"prefix tokens: {self.prefix_tokens}")
             lines.append(f"pooling: {self.pooling}")
         if self.problem is not None:

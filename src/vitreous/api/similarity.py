@@ -29,6 +29,7 @@ from vitreous.inputs.outputs import embeddings
 from vitreous.models import LoadedModel
 from vitreous.models.dual_encoder import DualEncoder, ImageTower, SimilarityHead, find_dual_encoder
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
+from vitreous.inputs.patch_geometry import plane
 
 # Relative to the largest score; float32 sums of a few hundred products are off by less.
 _LINEAR = 1e-3
@@ -212,7 +213,7 @@ def match_patches(
                 f"{spelling} is not linear in what it explains, so that no relevance of a pair of patches follows from "
                 "it; use decompx, ixg, cat or attcat"
             )
-    grids = (found[0].grid, found[-1].grid)
+    grids = (plane(found[0].grid), plane(found[-1].grid))
     return PatchMatch(shares[0].T @ shares[1], own[0], own[1], grids, float(units[0] @ units[1]), spelling)
 
 

@@ -128,10 +128,13 @@ def _measured(
     """Measure the maps of every image."""
     loaded = find_model(model, images)
     pixels, _ = find_pixels(loaded, network_of(loaded), images)
-    if len(pixels) != len(found) or tuple(pixels.shape[-2:]) != found.image_size:
+    given = tuple(pixels.shape[-2:] if pixels.dim() == 4 else pixels.shape[1:])
+    # Which of a clip's first axes has its channels is found when it runs.
+    sizes = {given} if pixels.dim() == 4 else {given[1:], (given[0], *given[2:])}
+    if len(pixels) != len(found) or found.image_size not in sizes:
         raise InputError(
             f"the explanation is of {len(found)} images of {found.image_size}, and the images given are {len(pixels)} "
-            f"of {tuple(pixels.shape[-2:])}: pass the images that were explained"
+            f"of {given}: pass the images that were explained"
         )
     stage = found.provenance.get("stage", stage_of(loaded))
     settings = RunSettings(black_pixel(loaded, pixels), outputs=found.scale or declared_outputs(loaded), stage=stage)
@@ -314,7 +317,7 @@ class _Measurement:
         return self._probabilities(torch.stack(logits))
 
     def _kept(self, kept: Tensor, patches: int) -> Tensor:
-        images = self._image.expand(len(kept), -1, -1, -1)
+        images = self._image.expand(len(kept), *self._image.shape[1:])
         if self._removal == "dropped":
             try:
                 return self._runner.logits_of_kept(images, kept)
@@ -322,7 +325,7 @@ class _Measurement:
                 self._removal = "painted"
         inside = torch.zeros(len(kept), patches).scatter(1, kept, 1.0)
         masks = PatchMasks(inside, self._runner.layout, self._runner.size)
-        pixels = masks.pixels(torch.arange(len(kept))).to(images)
+        pixels = masks.pixels(torch.arange(len(kept))).to(images).unsqueeze(self._runner.channel_axis)
         return self._runner.logits(images * pixels)
 
     def _probabilities(self, logits: Tensor) -> Floats:
@@ -330,7 +333,9 @@ class _Measurement:
 
     def _stability(self, method: str, scores: Floats) -> float:
         """Rank correlation with the map of the photo moved down and right by one pixel."""
-        moved = functional.pad(self._image, (1, 0, 1, 0), mode="replicate")[..., :-1, :-1]
+        # Every plane by itself, also of a volume or a clip.
+        planes = self._image.reshape(-1, 1, *self._image.shape[-2:])
+        moved = functional.pad(planes, (1, 0, 1, 0), mode="replicate")[..., :-1, :-1].reshape(self._image.shape)
         result = run_on_images(self._network, moved, find_recipes([method]), self._target, None, self._settings)
         other = float64_array(result.scores[method][0])
         if other.size != scores.size:

@@ -14,7 +14,15 @@ from vitreous._utils.messages import error_message, warn_caller
 from vitreous.errors import InputError
 from vitreous.explanation import folder as explanation_folder
 from vitreous.explanation.prediction import ExplanationError, Predicted, Prediction, check_predictions
-from vitreous.explanation.views import FigureOptions, Look, display_maps, find_figure, find_view, look_with
+from vitreous.explanation.views import (
+    FigureOptions,
+    Look,
+    display_maps,
+    find_figure,
+    find_view,
+    look_with,
+    sliced,
+)
 from vitreous.models.display_images import ADVICE, given_pictures
 
 if TYPE_CHECKING:
@@ -150,7 +158,7 @@ class Explanation(Predicted):
             (batch, rows, columns), or (batch, depth, rows, columns) of volumes and clips; with k classes per image
             (batch, k, ...).
         """
-        scores = self._scores_of(method)
+        scores: Tensor = self._scores_of(method)
         return scores.reshape(*scores.shape[:-1], *self.grid_of(method))
 
     def heatmap(self, method: str, *, smooth: bool = True, size: tuple[int, ...] | None = None) -> Tensor:
@@ -242,7 +250,8 @@ class Explanation(Predicted):
 
         Args:
             name: ``overlay``: large maps with colour bars; ``comparison``: the photo and every method's map;
-                ``classes``: a map for each explained class or other target; or one registered with
+                ``classes``: a map for each explained class or other target; ``slices`` or ``frames`` of a volume or
+                clip; or one registered with
                 ``vitreous.pictures.register_figure``.
             index: Which image of the batch.
             methods: Which methods, in this order; all by default.
@@ -306,7 +315,7 @@ class Explanation(Predicted):
         Args:
             images: One for each image, as the model saw it: a tensor (batch, 3, height, width), or a list of PIL
                 images, paths, arrays (height, width, 3) and tensors (3, height, width). A tensor in [0, 1]
-                is drawn as it is.
+                is drawn as it is. Of volumes and clips a tensor (batch, channels, depth, height, width).
             mean: What was subtracted to normalise a tensor, one number or one for each channel.
             std: What it was divided by.
         """
@@ -326,7 +335,7 @@ class Explanation(Predicted):
             if image is not None:
                 raise InputError("pass image=, the picture as the model saw it, or photo=, the whole photo, not both")
             return self._with_normalised(None, mean, std), index
-        batch = getattr(image, "ndim", 0) == 4 and len(image) == len(self)  # type: ignore[arg-type]
+        batch = getattr(image, "ndim", 0) == 2 + len(self.grid) and len(image) == len(self)  # type: ignore[arg-type]
         index, _ = self.position(index)
         chosen = image[index] if batch else image  # type: ignore[index]
         return self.select(index).with_images(chosen, mean=mean, std=std), 0
@@ -366,6 +375,33 @@ class Explanation(Predicted):
         for place, number in enumerate(used):
             target[self.target[rows] == number] = classes + place
         return target, tuple(self.targets[number - classes] for number in used)
+
+    def slice(self, number: int | None = None, axis: int = 0, *, smooth: bool = False) -> Explanation:
+        """Give the explanation of one slice of a volume, or of one frame of a clip, which is that of an image.
+
+        Args:
+            number: Which slice in voxels, or which frame, from 0; by default the one that has the highest score of the
+                first method in the first image.
+            axis: Across which axis slices lie: 0 for the first of ``grid``, depth or time.
+            smooth: Interpolate scores between patches across slices; otherwise they are those of the slice's patch.
+
+        Raises:
+            InputError: It is no volume or clip, or has no such slice.
+
+        Examples:
+            >>> import torch
+            >>> import vitreous
+            >>> from vit_pytorch.vit_3d import ViT
+            >>> model = ViT(
+            ...     image_size=16, image_patch_size=8, frames=4, frame_patch_size=2, num_classes=3, channels=1,
+            ...     dim=16, depth=2, heads=2, mlp_dim=16)
+            >>> explanation = vitreous.explain(model, torch.rand(1, 1, 4, 16, 16), "gae")
+            >>> explanation.grid, explanation.maps("gae").shape
+            ((2, 2, 2), torch.Size([1, 2, 2, 2]))
+            >>> explanation.slice(3).grid
+            (2, 2)
+        """
+        return sliced(self, number, axis, smooth=smooth)
 
     def without_images(self) -> Explanation:
         """Give the same explanation without its images, which take most of the memory."""

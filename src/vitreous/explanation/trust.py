@@ -32,6 +32,7 @@ UNSTABLE = 0.5  # rank correlation with the map of a photo that is shifted by on
 ENERGY_BOUNDS: Mapping[str, float] = {"demo": 5.46}
 FAR_SHARE = 10  # percent of the reference photos; those whose energy is lower still are far from what a model knows
 _THIRDS = (("upper left", "top", "upper right"), ("left", "centre", "right"), ("lower left", "bottom", "lower right"))
+_DEPTHS = ("first third's", "middle third's", "last third's")  # of a volume's depth or a clip's time
 
 
 @dataclass(frozen=True)
@@ -168,19 +169,30 @@ def verdict_of(map_: MapTrust, probability: float, *, doubtful: bool) -> Verdict
     return "good" if relative >= _GOOD and not doubtful else "fair"
 
 
-def agreement_of(maps: Mapping[str, Floats], grid: tuple[int, int]) -> tuple[float | None, str | None, str | None]:
-    """Mean rank correlation of the maps, the part that all rank highest, and the part where ranks differ most."""
+def agreement_of(maps: Mapping[str, Floats], grid: tuple[int, ...]) -> tuple[float | None, str | None, str | None]:
+    """Mean rank correlation of the maps, the part that all rank highest, and the part where ranks differ most.
+
+    Parts are thirds along height and width; of a volume or clip also along its depth or time, which come first.
+    """
     if len(maps) < 2:
         return None, None, None
     pairs = [spearman(one, other) for one, other in itertools.combinations(maps.values(), 2)]
     places = np.stack([ranks(scores) / scores.size for scores in maps.values()])
-    third = [np.arange(length) * 3 // length for length in grid]
-    part = (third[0][:, None] * 3 + third[1]).ravel()
+    part = np.zeros((), dtype=np.int64)
+    for length in grid:
+        part = part[..., None] * 3 + np.arange(length) * 3 // length
+    part = part.ravel()
     present = sorted(set(part.tolist()))
     lowest = {number: float(places[:, part == number].mean(axis=1).min()) for number in present}
     spread = {number: float(places.std(axis=0)[part == number].mean()) for number in present}
     high, torn = max(lowest, key=lowest.__getitem__), max(spread, key=spread.__getitem__)
-    return float(np.mean(pairs)), _THIRDS[high // 3][high % 3], _THIRDS[torn // 3][torn % 3]
+    return float(np.mean(pairs)), _part_name(high, len(grid)), _part_name(torn, len(grid))
+
+
+def _part_name(number: int, axes: int) -> str:
+    """Name a part by its thirds, counted from the first axis on."""
+    name = _THIRDS[number % 9 // 3][number % 3]
+    return name if axes == 2 else f"{_DEPTHS[number // 9]} {name}"
 
 
 def sentence(found: Trust) -> str:

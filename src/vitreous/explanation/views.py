@@ -8,6 +8,8 @@ Heatmaps: raw patch scores enlarged to pixels and scaled to a display range, eac
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
@@ -15,17 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
 import torch
+from PIL.Image import Transpose
 from torch.nn import functional
 
 from vitreous._utils.defaults import DEFAULT_OPACITY
 from vitreous._utils.messages import close_match
 from vitreous.errors import InputError
-from vitreous.inputs.patch_geometry import Frame, PatchGeometry, Size, enlarge
+from vitreous.inputs.patch_geometry import Frame, PatchGeometry, Size, enlarge, line_weights
 
 if TYPE_CHECKING:
     import os
 
     from PIL import Image
+
+    from vitreous.explanation.explanation import Explanation
 
 
 View = Callable[..., Any]
@@ -36,6 +41,7 @@ _FIGURE = "figure:"
 _PROVIDERS = (
     "vitreous.pictures.comparison",
     "vitreous.pictures.figures",
+    "vitreous.pictures.strips",
     "vitreous.html.notebook",
     "vitreous.html.report",
     "vitreous.html.words",
@@ -256,6 +262,99 @@ def display_maps(
     else:
         maps = functional.interpolate(maps, size=size, mode="nearest-exact")
     return maps.reshape(*scores.shape[:-1], *size)
+
+
+def sliced(explanation: Explanation, number: int | None, axis: int, *, smooth: bool) -> Explanation:
+    """Give the explanation of one slice of volumes or one frame of clips, see ``Explanation.slice``."""
+    if len(explanation.grid) != 3:
+        raise InputError("an explanation of images has no slices; one of volumes or clips has")
+    if axis not in {0, 1, 2}:
+        raise InputError(f"axis must be 0, 1 or 2, not {axis!r}")
+    size, geometry, images = explanation.image_size, explanation.geometry, explanation.images
+    number = highest_slice(explanation, axis=axis) if number is None else operator.index(number)
+    if not -size[axis] <= number < size[axis]:
+        raise InputError(f"there are {size[axis]} slices along axis {axis}, counted from 0, and no slice {number}")
+    number %= size[axis]
+    left = [other for other in range(3) if other != axis]
+    if geometry is not None:
+        parts = (geometry.offset, geometry.pitch, geometry.image_size)
+        geometry = PatchGeometry(*(tuple(part[other] for other in left) for part in parts))
+    return replace(
+        explanation,
+        scores={method: _scores_of_slice(explanation, method, number, axis, smooth) for method in explanation.methods},
+        grid=tuple(explanation.grid[other] for other in left),
+        image_size=tuple(size[other] for other in left),
+        images=None if images is None else tuple(slice_of_film(film, size, number, axis) for film in images),
+        geometry=geometry,
+        preprocessing=None,
+        provenance={**explanation.provenance, "slice": number, "axis": axis},
+    )
+
+
+def highest_slice(
+    explanation: Explanation, method: str | None = None, index: int = 0, target_index: int = 0, *, axis: int = 0
+) -> int:
+    """Find the slice in the middle of the patch that has the highest score of a volume."""
+    method = explanation.methods[0] if method is None else method
+    grid = explanation.grid_of(method)
+    place = int(explanation.scores_of(method, index, target_index).nan_to_num(-math.inf).argmax())
+    cell = place // math.prod(grid[axis + 1 :]) % grid[axis]
+    weights = _slice_weights(explanation, grid, axis, smooth=False)
+    (inside,) = (weights[:, cell] > 0).nonzero(as_tuple=True)
+    return int(inside[len(inside) // 2]) if len(inside) else 0
+
+
+def _slice_weights(explanation: Explanation, grid: Size, axis: int, *, smooth: bool) -> torch.Tensor:
+    """What each patch along an axis of a volume counts in each slice, (slices, patches)."""
+    length, geometry = explanation.image_size[axis], explanation.geometry
+    places = (torch.arange(length, dtype=torch.float64) + 0.5) / length
+    if geometry is not None and geometry.applies_to(grid):
+        return line_weights(geometry.positions(axis, places), grid[axis], smooth=smooth)
+    return line_weights(places * grid[axis], grid[axis], smooth=smooth)
+
+
+def _scores_of_slice(
+    explanation: Explanation, method: str, number: int, axis: int, smooth: bool  # noqa: FBT001
+) -> torch.Tensor:
+    maps = explanation.maps(method)
+    weights = _slice_weights(explanation, explanation.grid_of(method), axis, smooth=smooth)[number].to(maps)
+    if not smooth:
+        return maps.select(axis - 3, int(weights.argmax())).flatten(-2)
+    return (maps.movedim(axis - 3, -1) * weights).sum(dim=-1).flatten(-2)
+
+
+def slice_of_film(film: Image.Image, size: Size, number: int, axis: int = 0) -> Image.Image:
+    """Cut one slice out of an image of all slices of a volume, one below the other.
+
+    Args:
+        film: The image; slices may have more pixels than the volume has voxels.
+        size: Depth, height and width of the volume.
+        number: Which slice.
+        axis: Across which axis slices lie.
+
+    Raises:
+        InputError: It is no such image.
+    """
+    depth, rows, columns = size
+    if film.height % depth:
+        raise InputError(f"an image of a volume has its {depth} slices one below the other, all of one height")
+    height = film.height // depth
+    if axis == 0:
+        return film.crop((0, number * height, film.width, (number + 1) * height))
+    if axis == 1:
+        row = number * height // rows
+        lines = [film.crop((0, place * height + row, film.width, place * height + row + 1)) for place in range(depth)]
+        page = film.resize((film.width, depth))
+        for place, line in enumerate(lines):
+            page.paste(line, (0, place))
+        return page
+    column = number * film.width // columns
+    line = film.crop((column, 0, column + 1, film.height))
+    page = film.resize((height, depth))
+    for place in range(depth):
+        across = line.crop((0, place * height, 1, (place + 1) * height))
+        page.paste(across.transpose(Transpose.TRANSPOSE), (0, place))
+    return page
 
 
 def framed_maps(

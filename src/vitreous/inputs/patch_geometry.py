@@ -18,7 +18,23 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from vitreous.errors import InputError
+
 Size = tuple[int, ...]  # of an image (height, width), of a volume (depth, height, width)
+
+
+def plane(lengths: Size) -> tuple[int, int]:
+    """The rows and columns of an image's grid, or its height and width.
+
+    Raises:
+        InputError: it is a volume or a clip.
+    """
+    if len(lengths) != 2:
+        raise InputError(
+            "this is for images, and a volume or a clip has one axis more: take one slice or frame of it, "
+            "explanation.slice(number)"
+        )
+    return lengths[0], lengths[1]
 
 
 @dataclass(frozen=True)
@@ -132,7 +148,8 @@ def along_axes(maps: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     *depth, down, across = (matrix.to(maps) for matrix in matrices)
     maps = down @ maps @ across.T
     for matrix in depth:  # of a volume
-        maps = (matrix @ maps.flatten(-2)).unflatten(-1, maps.shape[-2:])
+        plane = maps.shape[-2:]
+        maps = (matrix @ maps.flatten(-2)).reshape(*maps.shape[:-3], len(matrix), *plane)
     return maps
 
 

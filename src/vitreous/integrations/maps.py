@@ -24,7 +24,7 @@ from vitreous.evaluation.tasks.sanity import Randomisation, Sensitivity
 from vitreous.evaluation.tasks.task import Case, ImageBatch, MapTarget, MissingAnnotationError, Picture
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import display_maps
-from vitreous.inputs.patch_geometry import PatchGeometry, enlarge
+from vitreous.inputs.patch_geometry import PatchGeometry, Size, enlarge
 from vitreous.methods.perturbation import patch_of_pixel
 from vitreous.models import LoadedModel
 from vitreous.models.loaded import with_resolved_outputs
@@ -47,7 +47,8 @@ def pixel_maps(explanation: Explanation, method: str, spread: Spread = "share") 
             patches' centres.
 
     Returns:
-        (batch, height, width), or (batch, k, height, width) for k classes; maps of pixels stay as they are.
+        (batch, height, width), or (batch, k, height, width) for k classes; of volumes with their depth before the
+        height. Maps of pixels stay as they are.
     """
     if spread not in get_args(Spread):
         given = spread if isinstance(spread, str) else short_repr(spread)
@@ -67,9 +68,9 @@ def pixel_maps(explanation: Explanation, method: str, spread: Spread = "share") 
     return scores[..., patch].reshape(*scores.shape[:-1], *size)
 
 
-def _equal_cells(grid: tuple[int, int], size: tuple[int, int]) -> PatchGeometry:
-    pitch = size[0] / grid[0], size[1] / grid[1]
-    return PatchGeometry((pitch[0] / 2, pitch[1] / 2), pitch, size)
+def _equal_cells(grid: Size, size: Size) -> PatchGeometry:
+    pitch = tuple(length / cells for length, cells in zip(size, grid, strict=True))
+    return PatchGeometry(tuple(each / 2 for each in pitch), pitch, size)
 
 
 def unit_maps(explanation: Explanation, method: str) -> Tensor:
@@ -156,6 +157,11 @@ def evaluate_maps(
     chosen = _on_maps(find_protocol(protocol) if isinstance(protocol, str) else protocol)
     loaded = _with_preprocessing(model)
     pixels, _ = find_pixels(loaded, loaded.model, images)
+    if pixels.dim() == 5:
+        raise InputError(
+            "protocols measure maps of images, not of volumes or clips; vitreous.pictures.perturbation_curves drops "
+            "tokens of these"
+        )
     given = maps if isinstance(maps, Mapping) else {"maps": maps}
     if not given:
         raise InputError("no map was given")

@@ -116,7 +116,7 @@ def given_pictures(
     Args:
         images: One picture for each image: a tensor (batch, channels, height, width), or a list of photos, uint8
             arrays, arrays in [0, 1] (height, width, channels) and tensors (channels, height, width); for one image also
-            without the list.
+            without the list. Of volumes a tensor (batch, channels, depth, height, width).
         count: How many images there are.
         mean: What was subtracted from pixels in [0, 1] to make a tensor, one number or one for each channel.
         std: What they were divided by.
@@ -136,7 +136,7 @@ def given_pictures(
 def _listed(images: Any, count: int) -> list[Any]:
     """Split into images; anything but a list or batch is a single image."""
     if isinstance(images, Tensor | np.ndarray):
-        return list(images) if images.ndim == 4 else [images]
+        return list(images) if images.ndim in {4, 5} else [images]
     if isinstance(images, list | tuple):
         return list(images)
     return [images] if count == 1 or not isinstance(images, Iterable) or isinstance(images, str) else list(images)
@@ -154,7 +154,7 @@ def _given(image: Any, normalisation: Normalisation | None) -> DisplayImages:
 
 
 def _given_tensor(image: Tensor, normalisation: Normalisation | None) -> DisplayImages:
-    if image.ndim != 3 or 0 in image.shape:
+    if image.ndim not in {3, 4} or 0 in image.shape:
         raise InputError(f"a tensor to draw on has the shape (channels, height, width), not {tuple(image.shape)}")
     if image.dtype == torch.uint8 and normalisation is None:
         return DisplayImages(_pictures([image[None].float().cpu() / 255]))

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Transformation,
         depth_strip,
         heads_strip,
+        slices_figure,
         start_layer_strip,
         token_transformation,
     )
@@ -66,6 +67,7 @@ __all__ = [
     "radar_figure",
     "register_figure",
     "similar_figure",
+    "slices_figure",
     "start_layer_strip",
     "strips_figure",
     "token_transformation",
@@ -87,7 +89,7 @@ _HOMES = {
         *("dataset_curves", "filmstrip", "filmstrip_figure", "layer_curves"),
     ),
     "vitreous.pictures.strips": (
-        *("Strip", "depth_strip", "heads_strip", "start_layer_strip"),
+        *("Strip", "depth_strip", "heads_strip", "slices_figure", "start_layer_strip"),
         *("Transformation", "token_transformation"),
     ),
 }

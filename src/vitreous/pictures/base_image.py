@@ -11,7 +11,7 @@ from PIL import Image
 from vitreous.errors import InputError
 from vitreous.explanation.views import Look, framed_maps
 from vitreous.inputs.images import read_image
-from vitreous.inputs.patch_geometry import Frame
+from vitreous.inputs.patch_geometry import Frame, plane
 from vitreous.pictures.colours import overlay
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitreous.explanation.explanation import Explanation
-    from vitreous.inputs.patch_geometry import PatchGeometry
+    from vitreous.inputs.patch_geometry import PatchGeometry, Size
     from vitreous.models.display_images import Photo
 
 # Pixels that the model did not see are dimmed: no colour there does not mean "no evidence".
@@ -59,8 +59,12 @@ class BaseImage:
             explanation: The explanation to draw.
             index: Which image of the batch.
             photo: The photo before preprocessing; by default the image as the model saw it.
+
+        Raises:
+            InputError: It is a volume or a clip, there is no image, or the model's part of the photo is not known.
         """
         index, _ = explanation.position(index)
+        plane(explanation.grid)
         if photo is not None:
             if explanation.preprocessing is None:
                 raise InputError(
@@ -142,7 +146,7 @@ class BaseImage:
     def lay(
         self,
         scores: Tensor,
-        grid: tuple[int, int],
+        grid: Size,
         *,
         signed: bool,
         look: Look | None = None,

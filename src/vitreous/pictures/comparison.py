@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from vitreous.errors import InputError
 from vitreous.explanation.explanation import Explanation, ExplanationError
-from vitreous.explanation.views import Look, register_view
+from vitreous.explanation.views import Look, highest_slice, register_view
 from vitreous.models.display_images import Drawable, Photo
 from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.captions import FAINT, INK, class_caption, draw_lines, line_height, placeholder, wrap
@@ -37,7 +37,10 @@ def draw_overlay(
     look: Look | None = None,
     photo: Photo | None = None,
 ) -> Image.Image:
-    """Lay one map over its image, as ``Explanation.overlay`` does, without a warning about normalised tensors."""
+    """Lay one map over its image, as ``Explanation.overlay`` does, without a warning about normalised tensors.
+
+    Of a volume or clip all slices or frames are drawn, one below the other.
+    """
     look = look or Look()
     scores, signed = explanation.scores_of(method, index, target_index), explanation.signed[method]
     if photo is not None:
@@ -46,10 +49,13 @@ def draw_overlay(
     if explanation.images is None:
         raise ExplanationError("this explanation holds no pictures; pass the one to draw on as image=...")
     picture = explanation.images[index]
-    heatmap = explanation.display_map(
-        method, index, target_index, smooth=look.smooth, size=(picture.height, picture.width)
-    )
-    return overlay(picture, heatmap.cpu().numpy(), signed=signed, opacity=look.opacity)
+    size: tuple[int, ...] = (picture.height, picture.width)
+    if len(explanation.grid) == 3:
+        depth = explanation.image_size[0]
+        size = (depth, picture.height // depth, picture.width)
+    heatmap = explanation.display_map(method, index, target_index, smooth=look.smooth, size=size)
+    flat = heatmap.reshape(picture.height, picture.width).cpu().numpy()
+    return overlay(picture, flat, signed=signed, opacity=look.opacity)
 
 
 def comparison(
@@ -70,7 +76,12 @@ def comparison(
         methods: The methods to show, in this order; all by default.
         image: The image as the model saw it, see ``Explanation.overlay``; by default the explanation's own.
         tile: Longer side of each tile, in pixels.
+
+    Of a volume or clip the slice or frame with the highest score of the first method is shown.
     """
+    if len(explanation.grid) == 3:
+        shown = (methods or explanation.methods)[0]
+        explanation = explanation.slice(highest_slice(explanation, shown, index))
     if image is not None:
         index, _ = explanation.position(index)
         explanation, index = explanation.select(index).with_images(image), 0

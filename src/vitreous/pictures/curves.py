@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -132,7 +133,7 @@ def perturbation_curves(
 
     Args:
         model: The model that was explained.
-        image: One image, in any form that ``explain`` takes.
+        image: One image, volume or clip, in any form that ``explain`` takes.
         explanation: Its explanation.
         index: Which image of the explanation it is.
         target_index: Which of the explained classes is followed.
@@ -231,11 +232,11 @@ def _probability_of_kept(
 
 
 def _logits(runner: ModelRunner, kept: Tensor, by: By) -> Tensor:
-    images = runner.images.expand(len(kept), -1, -1, -1)
+    images = runner.images.expand(len(kept), *runner.images.shape[1:])
     if by == "patches":
         return runner.logits_of_kept(images, kept)
-    mask = torch.zeros(len(kept), runner.size[0] * runner.size[1], dtype=torch.bool)
+    mask = torch.zeros(len(kept), math.prod(runner.size), dtype=torch.bool)
     mask.scatter_(1, kept, torch.ones_like(kept, dtype=torch.bool))
-    paint = runner.images.new_zeros(runner.images.shape[1]) if runner.black is None else runner.black
-    seen = mask.view(len(kept), 1, *runner.size).to(images.device)
-    return runner.logits(torch.where(seen, images, paint.view(1, -1, 1, 1)))
+    paint = runner.images.new_zeros(1) if runner.black is None else runner.black
+    seen = mask.view(len(kept), *runner.size).unsqueeze(runner.channel_axis).to(images.device)
+    return runner.logits(torch.where(seen, images, runner.colour(paint)))

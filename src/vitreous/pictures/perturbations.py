@@ -33,6 +33,7 @@ from vitreous.pictures.figures import NARROW, NARROW_STRIP_COLUMNS, STRIP_TILE
 from vitreous.pictures.strips import depth_of, start_layer_spellings
 from vitreous.pictures.style import page_style
 from vitreous.pictures.tiles import Row, Tile, prepare, tiled
+from vitreous.inputs.patch_geometry import plane
 
 Floats = NDArray[np.float64]
 Direction = Literal["deletion", "insertion"]
@@ -366,7 +367,7 @@ def _frames(film: Filmstrip, base: BaseImage) -> list[Tile]:
             caption += f"\n{name} · {percent(film.predicted_probabilities[step])}"
             if number != target:
                 caption += f"\n{explained} · {percent(film.probabilities[step])}"
-        frames.append(Tile(_kept_picture(film.kept[step], film.explanation.grid, base), caption))
+        frames.append(Tile(_kept_picture(film.kept[step], plane(film.explanation.grid), base), caption))
     return frames
 
 

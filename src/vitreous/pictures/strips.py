@@ -1,15 +1,15 @@
 """Maps of one image that differ in depth, head or start layer, and what a block does to its tokens, as arrays.
 
 ``strips_figure`` draws the first. The second is TokenTM's figures 1 and 2: attention, change of length and
-direction.
+direction. ``slices_figure`` draws slices of volumes and frames of clips.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,26 @@ from torch import Tensor, nn
 from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import explain, network_of, stage_of
 from vitreous.architecture import find_architecture
-from vitreous.errors import MethodError
+from vitreous.errors import InputError, MethodError
 from vitreous.explanation.explanation import Explanation
+from vitreous.explanation.views import FigureOptions, Look, look_with, register_figure
 from vitreous.inputs.targets import AnyTarget
 from vitreous.methods.aggregation import Plus, Rollout
 from vitreous.methods.gradtoken import QueryGradientKey
 from vitreous.methods.spelling import parse, plus_from_every_layer
 from vitreous.methods.tokentm import TokenTransformation
 from vitreous.models import LoadedModel
+from vitreous.models.display_images import Photo
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
+from vitreous.pictures.base_image import BaseImage
+from vitreous.pictures.canvas import Canvas
+from vitreous.pictures.captions import SEPARATOR, class_caption
 from vitreous.pictures.curves import recorded
+from vitreous.pictures.figures import NARROW, NARROW_STRIP_COLUMNS, STRIP_TILE
+from vitreous.pictures.style import page_style
+from vitreous.pictures.tiles import MapPainter, Row, Tile, prepare, tiled
+
+_SLICES = 8  # of a volume, or frames of a clip, in a figure
 
 
 @dataclass(frozen=True)
@@ -269,3 +279,76 @@ def token_transformation(model: Model, image: Images, block: int = -1, target: A
         parts = (attention, length, direction, attention * weight)
         patches = [part.mean(dim=0)[view.layout.prefix :].clone().cpu() for part in parts]
     return Transformation(explanation, layer, *patches)
+
+
+def slices_figure(
+    explanation: Explanation,
+    index: int = 0,
+    *,
+    methods: Sequence[str] | None = None,
+    photo: Photo | None = None,
+    look: Look | None = None,
+    word: str = "slice",
+    **options: Unpack[FigureOptions],
+) -> Canvas:
+    """Draw slices of a volume or frames of a clip in a row, and below them the maps of every method.
+
+    Eight of them, evenly spread, or all where there are fewer. The maps of a row share one colour scale, so that
+    slices can be compared. ``explanation.figure("slices")`` and ``explanation.figure("frames")`` call it.
+
+    Args:
+        explanation: The explanation of volumes or clips.
+        index: Which of the batch.
+        methods: The methods to show, in this order; all by default.
+        photo: Not for volumes and clips.
+        look: How it is drawn; ``columns`` is how many slices stand side by side.
+        word: What a slice is called: ``slice`` or ``frame``.
+        **options: Fields of ``Look`` to change.
+
+    Raises:
+        InputError: It is the explanation of images, or holds no images.
+    """
+    look = look_with(look, options)
+    style = page_style(look)
+    if photo is not None:
+        raise InputError("photo= is the whole photo of an image: leave it out for a volume or a clip")
+    if len(explanation.grid) != 3:
+        raise InputError(f"an explanation of images has no {word}s; one of volumes or clips has")
+    one, shown = explanation.select(index), tuple(methods or explanation.methods)
+    depth = one.image_size[0]
+    count = min(depth, _SLICES)
+    numbers = [(2 * place + 1) * depth // (2 * count) for place in range(count)]
+    slices = [one.slice(number, smooth=look.smooth) for number in numbers]
+    narrow = style.inner is not None and style.inner < NARROW
+    columns = min(look.columns or (count if not narrow else NARROW_STRIP_COLUMNS), count)
+    tile = style.tile(STRIP_TILE, columns)
+    bases = [prepare(BaseImage.of(each), look, style, tile) for each in slices]
+    rows, notes = [Row([Tile(base.outlined(base.photo)) for base in bases], label="input")], []
+    for target in range(one.classes_per_image):
+        for method, label in zip(shown, look.labelled(shown), strict=True):
+            signed = one.signed[method]
+            maps = [each.scores_of(method, 0, target) for each in slices]
+            # One scale for the whole volume, also where its highest score is in no slice that is drawn.
+            painter = MapPainter(look, style, tile, [(one.scores_of(method, 0, target), signed)], shared=True, bars=True)
+            tiles = [
+                painter.map_tile(scores, each.grid_of(method), base, signed=signed)
+                for scores, each, base in zip(maps, slices, bases, strict=True)
+            ]
+            if painter.shared:  # one colour bar for the row
+                tiles = [tiles[0], *(replace(each, bar=None) for each in tiles[1:])]
+            rows.append(Row(tiles, label=SEPARATOR.join(filter(None, (label, class_caption(one, 0, target))))))
+            notes.append(painter.note())
+    scale = "The maps of a row share one scale." if style.notes and look.shared_scale is not False else ""
+    note = " ".join(dict.fromkeys(filter(None, (scale, *notes, bases[0].note))))
+    headings = [f"{word} {number}" for number in numbers]
+    return tiled(rows, tile=tile, headings=headings, columns=columns, note=note, style=style)
+
+
+@register_figure(Explanation, "slices")
+def _slices(explanation: Explanation, index: int = 0, **options: Any) -> Canvas:
+    return slices_figure(explanation, index, **options)
+
+
+@register_figure(Explanation, "frames")
+def _frames(explanation: Explanation, index: int = 0, **options: Any) -> Canvas:
+    return slices_figure(explanation, index, word="frame", **options)

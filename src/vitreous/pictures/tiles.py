@@ -15,6 +15,7 @@ from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.canvas import Bar, Canvas, bar_height
 from vitreous.pictures.captions import FAINT, line_height, placeholder, wrap
 from vitreous.pictures.style import UNITS_PER_INCH, PageStyle
+from vitreous.inputs.patch_geometry import Size
 
 # Pixels per unit of pictures on the page that is served.
 SHARPNESS = 2
@@ -293,7 +294,7 @@ class MapPainter:
             }
 
     def map_tile(
-        self, scores: Tensor, grid: tuple[int, int], base: BaseImage, *, signed: bool, caption: str = ""
+        self, scores: Tensor, grid: Size, base: BaseImage, *, signed: bool, caption: str = ""
     ) -> Tile:
         """Draw a map as a tile; one with NaN or infinity becomes a placeholder that says so.
 

@@ -27,6 +27,7 @@ from vitreous.models.pixels import Images, find_pixels
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.text.explain import explain_pieces, explain_read, several_texts
 from vitreous.text.explanation import TextExplanation
+from vitreous.inputs.patch_geometry import plane
 
 # Relative to the largest score; float32 sums of a few hundred products have smaller errors.
 _LINEAR = 1e-3
@@ -130,7 +131,7 @@ def match_words(model: Any, image: Images, prompt: str, method: str = "decompx.s
     maps = found.scores[spelling][0]
     _check_linear(maps[:-1].sum(dim=0), maps[-1], spelling)
     score = dual.scale * float(text @ embedding) + (dual.bias or 0.0)
-    return PatchWordMap(maps[:-2].T.contiguous(), maps[-2], read.words, found.grid, score, spelling)
+    return PatchWordMap(maps[:-2].T.contiguous(), maps[-2], read.words, plane(found.grid), score, spelling)
 
 
 class _FromImages(nn.Module):

@@ -20,6 +20,7 @@ from vitreous.web.jobs import CancelledError, Job
 from vitreous.web.requests import MAX_CLASSES, MAX_METHODS, ExplainRequest
 from vitreous.web.results import ImageResults, TargetKey, read_target
 from vitreous.web.views import RECOMMENDED, describe_method, method_catalogue, predictions_of, target_json, warning_of
+from vitreous.inputs.patch_geometry import plane
 
 _POLL_INTERVAL = 0.2  # seconds
 _METHODS = ",".join(RECOMMENDED)
@@ -225,7 +226,7 @@ def _answer(results: ImageResults, photo: ImageInput, wanted: ExplainRequest, se
     frame = sample.preprocessing.frame((height, width))
     return Explained(
         model=photo.model,
-        grid=sample.grid,
+        grid=plane(sample.grid),
         frame=(frame.left / width, frame.top / height, frame.right / width, frame.bottom / height),
         predictions=[
             Prediction(index=one["index"], label=one["label"], probability=one["value"])

@@ -26,6 +26,7 @@ from vitreous.web.jobs import Job, Limits, Throughput, Worker, monitored
 from vitreous.web.models import PROMPT_MODEL, ModelCache
 from vitreous.web.requests import ExplainRequest, RunMethods, all_depths, compute, compute_first, is_single_pass
 from vitreous.web.results import (
+from vitreous.inputs.patch_geometry import plane
     BlockRows,
     BoundedCache,
     ImageResults,
@@ -280,7 +281,7 @@ def block_rows(model: LoadedModel, pixels: Tensor, block: int) -> BlockRows:
         if missing_linear_part(view.tape, recipe.needs(view.depth)) is None:
             read = cast("ContributionMatrix", recipe.readout).reader(view, block)
             contribution = read(patches)[0][:, patches].clone().cpu()
-        return BlockRows(block, layout.grid, attention, contribution)
+        return BlockRows(block, plane(layout.grid), attention, contribution)
 
 
 def _other_depths(request: ExplainRequest, depth: int) -> list[str]:

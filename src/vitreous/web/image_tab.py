@@ -23,6 +23,7 @@ from vitreous.web.results import BlockRows, Example, ImageResults, SimilarTarget
 from vitreous.web.security import OpenStreams
 from vitreous.web.tab_controller import SHARED_OPTIONS, TabController, Task, Updates, click_script, unchanged
 from vitreous.web.views import RECOMMENDED, trust_of, view_of
+from vitreous.inputs.patch_geometry import plane
 
 _NO_IMAGE = "Choose a photo first."
 _LIKELY_AT_FIRST = 2  # classes that the opening example shows
@@ -291,7 +292,7 @@ class ImageTab(TabController):
         row = column = 0
         if results is not None and results.sample is not None:
             x, y = event.index
-            row, column = patch_at(base_image(results), results.sample.grid, float(x), float(y))
+            row, column = patch_at(base_image(results), plane(results.sample.grid), float(x), float(y))
         return await self.show_patch(request, previous, photo, block, row, column)
 
     async def show_patch(

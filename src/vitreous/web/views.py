@@ -23,6 +23,7 @@ from vitreous.web.image_service import ImageInput
 from vitreous.web.models import COMMON_NAMES, PROMPT_MODEL
 from vitreous.web.requests import MAX_CLASSES, MAX_METHODS, ExplainRequest, at_depth
 from vitreous.web.results import Example, ImageResults, PromptTarget, SimilarTarget, TargetKey, jpeg_url, thumbnail
+from vitreous.inputs.patch_geometry import plane
 
 RECOMMENDED = ("twoscale", "tokentm", "decompx.skipplus")
 # Spellings besides the plain methods that the picker lists.
@@ -143,7 +144,7 @@ def view_of(
     base = BaseImage.of(sample, 0, results.photo.picture)
     largest = max(base.photo.size)
     base = base if largest <= _SHOWN_SIZE else base.fitted(_SHOWN_SIZE, _SHOWN_SIZE)
-    frame, grid = base.frame, sample.grid
+    frame, grid = base.frame, plane(sample.grid)
     targets = request.targets_for(results)
     methods = [_method(method, request, results) for method in request.methods]
     return {

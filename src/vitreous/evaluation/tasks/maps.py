@@ -19,6 +19,7 @@ from vitreous.evaluation.tasks.task import Case, ImageBatch, ImageTask, Picture,
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Metric
 from vitreous.tape import Needs
+from vitreous.inputs.patch_geometry import plane
 
 COLUMNS = (
     *("predicted", "label", "probability", "second", "rows", "columns", "masked"),
@@ -68,7 +69,7 @@ class KeepMaps(ImageTask):
     def _values(self, batch: ImageBatch, case: Case, tokens: Tensor | None, chances: NDArray[np.float64]) -> Values:
         picture = batch.pictures[case.image]
         scores = patch_scores(batch, batch.map_of(case, picture.predicted)).detach().double().cpu()
-        grid = batch.runner.layout.grid
+        grid = plane(batch.runner.layout.grid)
         own = None if tokens is None else tokens[case.image]
         ranked = np.argsort(-chances, kind="stable")
         found: dict[str, Any] = {

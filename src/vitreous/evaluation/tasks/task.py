@@ -17,7 +17,7 @@ from torch.nn import functional
 from vitreous.datasets.dataset import Things
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.outputs import ClassOutputs
-from vitreous.inputs.patch_geometry import PatchGeometry, enlarge
+from vitreous.inputs.patch_geometry import PatchGeometry, Size, enlarge
 from vitreous.inputs.target import Target
 from vitreous.inputs.texts import TokenizedText
 from vitreous.metrics.metric import Metric
@@ -146,7 +146,7 @@ ImageBatch = Batch[LoadedModel, Picture]
 TextBatch = Batch[LoadedTextModel, Passage]
 
 
-def enlarged(maps: Tensor, size: tuple[int, int], mode: str, geometry: PatchGeometry | None = None) -> Tensor:
+def enlarged(maps: Tensor, size: Size, mode: str, geometry: PatchGeometry | None = None) -> Tensor:
     """Maps (n, rows, columns) at another size, (n, height, width).
 
     Args:

@@ -99,8 +99,8 @@ def find_layout(
         return left if isinstance(inputs, Texts) else replace(left, channel_axis=grid_probe.channel_axis())
     grid_of_stage = recorder.architecture.stages[recorder.architecture.stage].places
     if grid_of_stage is not None and not isinstance(inputs, Texts):
-        grid = grid_of_stage.grid
-        return _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid, any_token=any_token)
+        places = grid_of_stage.grid
+        return _with_readers(recorder, head_gradient, pooling_gradient, inputs, places, any_token=any_token)
     if isinstance(inputs, Texts):
         row = (1, tokens - inputs.prefix)
         return _with_readers(recorder, head_gradient, pooling_gradient, inputs, row, any_token=any_token)
