@@ -257,7 +257,7 @@ class Inspection:
 
     Attributes:
         name: the model's class.
-        image_size: height and width of its input.
+        image_size: height and width of its input; of a volume or clip all lengths of the tensor but the batch's.
         steps: how many steps the run has.
         stages: the stages of its residual stream, in order; a plain Vision Transformer has one.
         stage: the index of the stage that methods read.
@@ -270,7 +270,7 @@ class Inspection:
     """
 
     name: str
-    image_size: tuple[int, int]
+    image_size: tuple[int, ...]
     steps: int
     stages: tuple[InspectedStage, ...]
     stage: int
@@ -288,8 +288,9 @@ class Inspection:
         return found
 
     def __str__(self) -> str:
-        height, width = self.image_size
-        lines = [f"{self.name}, images of {height} x {width} pixels, {self.steps} steps"]
+        size = " x ".join(map(str, self.image_size))
+        what = f"images of {size} pixels" if len(self.image_size) == 2 else f"volumes or clips of {size} numbers"
+        lines = [f"{self.name}, {what}, {self.steps} steps"]
         for number, stage in enumerate(self.stages):
             grid = " x ".join(map(str, stage.grid))
             read = ", read by methods" if number == self.stage and len(self.stages) > 1 else ""
@@ -339,7 +340,7 @@ def _inspect(
     layout, problem = _layout(network, architecture, pixels)
     return Inspection(
         name=architecture.name,
-        image_size=(pixels.shape[-2], pixels.shape[-1]),
+        image_size=tuple(pixels.shape[-2:] if pixels.dim() == 4 else pixels.shape[1:]),
         steps=len(architecture.operations),
         stages=tuple(_stage(stage, architecture.batch) for stage in architecture.stages),
         stage=architecture.stage,

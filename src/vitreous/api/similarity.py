@@ -26,10 +26,10 @@ from vitreous.explanation.explanation import Explanation
 from vitreous.inputs.images import find_images
 from vitreous.inputs.model_input import ask, encoding_methods
 from vitreous.inputs.outputs import embeddings
+from vitreous.inputs.patch_geometry import plane
 from vitreous.models import LoadedModel
 from vitreous.models.dual_encoder import DualEncoder, ImageTower, SimilarityHead, find_dual_encoder
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
-from vitreous.inputs.patch_geometry import plane
 
 # Relative to the largest score; float32 sums of a few hundred products are off by less.
 _LINEAR = 1e-3

@@ -58,8 +58,8 @@ class Explanation(Predicted):
         image_size: Height and width of the model's input, behind the depth of a volume or the frames of a clip.
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, if known.
-        images: The images that maps are drawn on: photos as the model saw them, or its input tensor. Of a volume or clip
-            all slices or frames, one below the other.
+        images: The images that maps are drawn on: photos as the model saw them, or its input tensor. Of a volume all
+            slices, of a clip all frames, one below the other.
         preprocessing: How photos became the model's input, if known: which part of a photo was seen.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.folder``.
         scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None``: logits. ``outputs`` is the same by name.

@@ -178,10 +178,8 @@ def agreement_of(maps: Mapping[str, Floats], grid: tuple[int, ...]) -> tuple[flo
         return None, None, None
     pairs = [spearman(one, other) for one, other in itertools.combinations(maps.values(), 2)]
     places = np.stack([ranks(scores) / scores.size for scores in maps.values()])
-    part = np.zeros((), dtype=np.int64)
-    for length in grid:
-        part = part[..., None] * 3 + np.arange(length) * 3 // length
-    part = part.ravel()
+    thirds = np.meshgrid(*(np.arange(length) * 3 // length for length in grid), indexing="ij")
+    part = np.ravel_multi_index([each.ravel() for each in thirds], (3,) * len(grid))
     present = sorted(set(part.tolist()))
     lowest = {number: float(places[:, part == number].mean(axis=1).min()) for number in present}
     spread = {number: float(places.std(axis=0)[part == number].mean()) for number in present}

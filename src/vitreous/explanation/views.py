@@ -277,8 +277,8 @@ def sliced(explanation: Explanation, number: int | None, axis: int, *, smooth: b
     number %= size[axis]
     left = [other for other in range(3) if other != axis]
     if geometry is not None:
-        parts = (geometry.offset, geometry.pitch, geometry.image_size)
-        geometry = PatchGeometry(*(tuple(part[other] for other in left) for part in parts))
+        offset, pitch = (tuple(part[other] for other in left) for part in (geometry.offset, geometry.pitch))
+        geometry = PatchGeometry(offset, pitch, tuple(geometry.image_size[other] for other in left))
     return replace(
         explanation,
         scores={method: _scores_of_slice(explanation, method, number, axis, smooth) for method in explanation.methods},
@@ -314,7 +314,11 @@ def _slice_weights(explanation: Explanation, grid: Size, axis: int, *, smooth: b
 
 
 def _scores_of_slice(
-    explanation: Explanation, method: str, number: int, axis: int, smooth: bool  # noqa: FBT001
+    explanation: Explanation,
+    method: str,
+    number: int,
+    axis: int,
+    smooth: bool,  # noqa: FBT001
 ) -> torch.Tensor:
     maps = explanation.maps(method)
     weights = _slice_weights(explanation, explanation.grid_of(method), axis, smooth=smooth)[number].to(maps)

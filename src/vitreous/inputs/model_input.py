@@ -204,6 +204,8 @@ def _is_about_flex_attention(error: BaseException) -> bool:
 def _described(inputs: Inputs) -> str:
     if isinstance(inputs, Texts):
         return f"texts of {inputs.tokens} tokens"
+    if inputs.dim() == 5:
+        return f"volumes or clips of shape {tuple(inputs.shape)}"
     _, channels, height, width = inputs.shape
     what = f"images of {height} x {width} pixels in {channels} channel{'s' if channels > 1 else ''}"
     # Where the last axis is as short as only channels are, that is what it probably is.

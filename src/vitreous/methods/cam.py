@@ -383,10 +383,11 @@ def _stretched(maps: Tensor, size: Size, geometry: PatchGeometry | None) -> Tens
 class ReciprocalMasks(Procedure):
     """The output for the last block's input with all patches masked except one and its neighbours.
 
-    ViT-ReciproCAM (Byun and Lee 2023, sec. 3): the input tokens of the last block are multiplied by a mask for every
-    patch, a 3 x 3 Gaussian [1 2 1; 2 4 2; 1 2 1]/16 around it (of a volume 3 x 3 x 3) or the patch alone; prefix tokens
-    are unchanged. The score of the class is that of the patch. It is the probability, as in the authors' Recipro-CAM for convolutional
-    networks; the numbers of the equations could not be verified. Only the last block runs again.
+    ViT-ReciproCAM (Byun and Lee 2023, sec. 3): the input tokens of the last block are multiplied by a mask for
+    every patch, a 3 x 3 Gaussian [1 2 1; 2 4 2; 1 2 1]/16 around it (of a volume 3 x 3 x 3) or the patch alone;
+    prefix tokens are unchanged. The score of the class is that of the patch. It is the probability, as in the
+    authors' Recipro-CAM for convolutional networks; the numbers of the equations could not be verified. Only the
+    last block runs again.
     """
 
     def __init__(self, neighbourhood: Neighbourhood, score: Score) -> None:

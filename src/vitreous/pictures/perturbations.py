@@ -20,6 +20,7 @@ from vitreous.errors import InputError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import FigureOptions, Look, framed_maps, look_with
 from vitreous.inputs.outputs import likelihoods, percent
+from vitreous.inputs.patch_geometry import plane
 from vitreous.inputs.targets import AnyTarget
 from vitreous.methods.aggregation import Rollout
 from vitreous.methods.spelling import parse
@@ -33,7 +34,6 @@ from vitreous.pictures.figures import NARROW, NARROW_STRIP_COLUMNS, STRIP_TILE
 from vitreous.pictures.strips import depth_of, start_layer_spellings
 from vitreous.pictures.style import page_style
 from vitreous.pictures.tiles import Row, Tile, prepare, tiled
-from vitreous.inputs.patch_geometry import plane
 
 Floats = NDArray[np.float64]
 Direction = Literal["deletion", "insertion"]

@@ -293,15 +293,16 @@ def slices_figure(
 ) -> Canvas:
     """Draw slices of a volume or frames of a clip in a row, and below them the maps of every method.
 
-    Eight of them, evenly spread, or all where there are fewer. The maps of a row share one colour scale, so that
-    slices can be compared. ``explanation.figure("slices")`` and ``explanation.figure("frames")`` call it.
+    Eight of them, four in a column of print, evenly spread, or all where there are fewer. The maps of a row share
+    one colour scale, so that slices can be compared. ``explanation.figure("slices")`` and
+    ``explanation.figure("frames")`` call it.
 
     Args:
         explanation: The explanation of volumes or clips.
         index: Which of the batch.
         methods: The methods to show, in this order; all by default.
         photo: Not for volumes and clips.
-        look: How it is drawn; ``columns`` is how many slices stand side by side.
+        look: How it is drawn; ``columns`` is how many slices are shown.
         word: What a slice is called: ``slice`` or ``frame``.
         **options: Fields of ``Look`` to change.
 
@@ -316,12 +317,11 @@ def slices_figure(
         raise InputError(f"an explanation of images has no {word}s; one of volumes or clips has")
     one, shown = explanation.select(index), tuple(methods or explanation.methods)
     depth = one.image_size[0]
-    count = min(depth, _SLICES)
+    narrow = style.inner is not None and style.inner < NARROW
+    count = min(depth, look.columns or (NARROW_STRIP_COLUMNS if narrow else _SLICES))
     numbers = [(2 * place + 1) * depth // (2 * count) for place in range(count)]
     slices = [one.slice(number, smooth=look.smooth) for number in numbers]
-    narrow = style.inner is not None and style.inner < NARROW
-    columns = min(look.columns or (count if not narrow else NARROW_STRIP_COLUMNS), count)
-    tile = style.tile(STRIP_TILE, columns)
+    tile = style.tile(STRIP_TILE, count)
     bases = [prepare(BaseImage.of(each), look, style, tile) for each in slices]
     rows, notes = [Row([Tile(base.outlined(base.photo)) for base in bases], label="input")], []
     for target in range(one.classes_per_image):
@@ -329,7 +329,9 @@ def slices_figure(
             signed = one.signed[method]
             maps = [each.scores_of(method, 0, target) for each in slices]
             # One scale for the whole volume, also where its highest score is in no slice that is drawn.
-            painter = MapPainter(look, style, tile, [(one.scores_of(method, 0, target), signed)], shared=True, bars=True)
+            painter = MapPainter(
+                look, style, tile, [(one.scores_of(method, 0, target), signed)], shared=True, bars=True
+            )
             tiles = [
                 painter.map_tile(scores, each.grid_of(method), base, signed=signed)
                 for scores, each, base in zip(maps, slices, bases, strict=True)
@@ -341,7 +343,7 @@ def slices_figure(
     scale = "The maps of a row share one scale." if style.notes and look.shared_scale is not False else ""
     note = " ".join(dict.fromkeys(filter(None, (scale, *notes, bases[0].note))))
     headings = [f"{word} {number}" for number in numbers]
-    return tiled(rows, tile=tile, headings=headings, columns=columns, note=note, style=style)
+    return tiled(rows, tile=tile, headings=headings, note=note, style=style)
 
 
 @register_figure(Explanation, "slices")

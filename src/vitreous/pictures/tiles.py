@@ -11,11 +11,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.explanation.views import Look
+from vitreous.inputs.patch_geometry import Size
 from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.canvas import Bar, Canvas, bar_height
 from vitreous.pictures.captions import FAINT, line_height, placeholder, wrap
 from vitreous.pictures.style import UNITS_PER_INCH, PageStyle
-from vitreous.inputs.patch_geometry import Size
 
 # Pixels per unit of pictures on the page that is served.
 SHARPNESS = 2
@@ -293,9 +293,7 @@ class MapPainter:
                 for signed, every in found.items()
             }
 
-    def map_tile(
-        self, scores: Tensor, grid: Size, base: BaseImage, *, signed: bool, caption: str = ""
-    ) -> Tile:
+    def map_tile(self, scores: Tensor, grid: Size, base: BaseImage, *, signed: bool, caption: str = "") -> Tile:
         """Draw a map as a tile; one with NaN or infinity becomes a placeholder that says so.
 
         Args:

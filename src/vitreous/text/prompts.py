@@ -21,13 +21,13 @@ from vitreous._utils.defaults import DEFAULT_METHODS
 from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import explain, find_recipes, network_of
 from vitreous.errors import InputError, MethodError
+from vitreous.inputs.patch_geometry import plane
 from vitreous.inputs.texts import TokenizedText, Word
 from vitreous.models.dual_encoder import DualEncoder, SimilarityHead, TextScorer, UnitTower, find_dual_encoder
 from vitreous.models.pixels import Images, find_pixels
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.text.explain import explain_pieces, explain_read, several_texts
 from vitreous.text.explanation import TextExplanation
-from vitreous.inputs.patch_geometry import plane
 
 # Relative to the largest score; float32 sums of a few hundred products have smaller errors.
 _LINEAR = 1e-3

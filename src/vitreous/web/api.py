@@ -15,12 +15,12 @@ from pydantic import BaseModel
 import vitreous
 from vitreous._utils.defaults import split_spellings
 from vitreous.errors import InputError, VitreousError
+from vitreous.inputs.patch_geometry import plane
 from vitreous.web.image_service import ImageInput, ImageService
 from vitreous.web.jobs import CancelledError, Job
 from vitreous.web.requests import MAX_CLASSES, MAX_METHODS, ExplainRequest
 from vitreous.web.results import ImageResults, TargetKey, read_target
 from vitreous.web.views import RECOMMENDED, describe_method, method_catalogue, predictions_of, target_json, warning_of
-from vitreous.inputs.patch_geometry import plane
 
 _POLL_INTERVAL = 0.2  # seconds
 _METHODS = ",".join(RECOMMENDED)

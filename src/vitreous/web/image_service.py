@@ -15,6 +15,7 @@ from vitreous.api.explain import network_of
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.explanation.trust import Trust
 from vitreous.html.report import measure
+from vitreous.inputs.patch_geometry import plane
 from vitreous.methods.decomposition import ContributionMatrix
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel
@@ -26,7 +27,6 @@ from vitreous.web.jobs import Job, Limits, Throughput, Worker, monitored
 from vitreous.web.models import PROMPT_MODEL, ModelCache
 from vitreous.web.requests import ExplainRequest, RunMethods, all_depths, compute, compute_first, is_single_pass
 from vitreous.web.results import (
-from vitreous.inputs.patch_geometry import plane
     BlockRows,
     BoundedCache,
     ImageResults,

@@ -13,6 +13,7 @@ from typing import Any
 import gradio as gr
 
 from vitreous.errors import InputError, ModelError, VitreousError
+from vitreous.inputs.patch_geometry import plane
 from vitreous.web import rendering
 from vitreous.web.image_service import ImageInput, ImageService
 from vitreous.web.jobs import CancelledError, Job, SessionJobs
@@ -23,7 +24,6 @@ from vitreous.web.results import BlockRows, Example, ImageResults, SimilarTarget
 from vitreous.web.security import OpenStreams
 from vitreous.web.tab_controller import SHARED_OPTIONS, TabController, Task, Updates, click_script, unchanged
 from vitreous.web.views import RECOMMENDED, trust_of, view_of
-from vitreous.inputs.patch_geometry import plane
 
 _NO_IMAGE = "Choose a photo first."
 _LIKELY_AT_FIRST = 2  # classes that the opening example shows

@@ -14,6 +14,7 @@ from vitreous._utils.defaults import DEFAULT_METHODS, DEFAULT_OPACITY
 from vitreous.errors import MethodError
 from vitreous.explanation.trust import LIKELY, Trust
 from vitreous.inputs.outputs import percent
+from vitreous.inputs.patch_geometry import plane
 from vitreous.methods import list_methods
 from vitreous.methods.registry import MethodInfo
 from vitreous.methods.spelling import cost_of, parse
@@ -23,7 +24,6 @@ from vitreous.web.image_service import ImageInput
 from vitreous.web.models import COMMON_NAMES, PROMPT_MODEL
 from vitreous.web.requests import MAX_CLASSES, MAX_METHODS, ExplainRequest, at_depth
 from vitreous.web.results import Example, ImageResults, PromptTarget, SimilarTarget, TargetKey, jpeg_url, thumbnail
-from vitreous.inputs.patch_geometry import plane
 
 RECOMMENDED = ("twoscale", "tokentm", "decompx.skipplus")
 # Spellings besides the plain methods that the picker lists.

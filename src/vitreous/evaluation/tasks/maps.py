@@ -16,10 +16,10 @@ from vitreous._utils.tensors import float64_array
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.tasks.patch_masking import patch_scores
 from vitreous.evaluation.tasks.task import Case, ImageBatch, ImageTask, Picture, Values
+from vitreous.inputs.patch_geometry import plane
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Metric
 from vitreous.tape import Needs
-from vitreous.inputs.patch_geometry import plane
 
 COLUMNS = (
     *("predicted", "label", "probability", "second", "rows", "columns", "masked"),

@@ -319,7 +319,9 @@ class PatchGridProbe:
             raise _not_shown(name)
         grid = tuple(count // each for each in at_edge)
         prefix = len(patches) - count
-        if math.prod(grid) != count or not torch.equal(patches, torch.arange(len(patches)).to(patches.device) >= prefix):
+        if math.prod(grid) != count or not torch.equal(
+            patches, torch.arange(len(patches)).to(patches.device) >= prefix
+        ):
             raise _not_shown(name)
         for axis, cells in enumerate(grid):
             number = torch.arange(cells, device=patches.device)
