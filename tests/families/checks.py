@@ -47,12 +47,13 @@ class Family:
         name: the test's id.
         build: makes the model; it is then given random weights in float64.
         blocks: path of the stack of blocks.
-        image: (height, width) of the pictures.
-        grid: (rows, columns) of patches.
+        image: (height, width) of the pictures, (depth, height, width) of volumes and clips.
+        grid: (rows, columns) of patches, (depth, rows, columns) in these.
         prefix: how many tokens come before the patches.
         read: the tokens that the head reads, "patches" for all patches, or how attention pools them.
         batch_first: whether blocks see (batch, tokens, channels).
         tokentm: whether W_O alone leads from the heads to the stream.
+        channel_axis: the axis of the input's channels; 2 in clips whose frames come first.
         gated: whether its blocks multiply two streams (SwiGLU), or its feature has unit length: DecompX conserves both,
             the frozen rule does not.
         rounding: the relative precision that the model itself works in where it is less than float64; small scores
@@ -62,21 +63,22 @@ class Family:
     name: str
     build: Callable[[], nn.Module]
     blocks: str = "blocks"
-    image: tuple[int, int] = (32, 48)
-    grid: tuple[int, int] = (4, 6)
+    image: tuple[int, ...] = (32, 48)
+    grid: tuple[int, ...] = (4, 6)
     prefix: int = 1
     read: Read | str = (0,)
     batch_first: bool = True
     tokentm: bool = True
     gated: bool = False
     rounding: float | None = None
+    channel_axis: int = 1
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def patches(self) -> int:
-        return self.grid[0] * self.grid[1]
+        return math.prod(self.grid)
 
     @property
     def tokens_read(self) -> Read:
@@ -100,7 +102,8 @@ class Family:
 
     def images(self, batch: int = BATCH) -> Tensor:
         generator = torch.Generator().manual_seed(7)
-        return torch.randn(batch, 3, *self.image, dtype=torch.float64, generator=generator)
+        images = torch.randn(batch, 3, *self.image, dtype=torch.float64, generator=generator)
+        return images.movedim(1, self.channel_axis).contiguous()
 
     def target(self) -> Tensor:
         """Not the predicted class of every image, and another one for each."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 ACTIVATIONS = (
     *("GELU", "GELUTanh", "QuickGELU", "SiLU", "ReLU", "Tanh"),
-    *("GELUActivation", "QuickGELUActivation", "SiLUActivation", "NewGELUActivation"),
+    *("GELUActivation", "QuickGELUActivation", "SiLUActivation", "NewGELUActivation", "FastGELUActivation"),
 )
 POOLS = ("AttentionPoolLatent",)
 TIMM_ATTENTION = ("Attention", "AttentionRope", "EvaAttention", "RelPosAttention")
@@ -64,7 +64,7 @@ class WrittenOut(nn.Module):
         super().__init__()
         self.original, self.frozen = original, frozen
         self.matrix: Tensor | None = None
-        self.value: Tensor | None = None
+        self.head_values: Tensor | None = None
         self.output: Tensor | None = None
 
     def __getattr__(self, name: str):
@@ -74,7 +74,7 @@ class WrittenOut(nn.Module):
             return getattr(super().__getattr__("original"), name)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
-        self.matrix, self.value = attention_matrix(query, key, scale, bias), value
+        self.matrix, self.head_values = attention_matrix(query, key, scale, bias), value
         self.output = gathered(self.matrix.detach() if self.frozen else self.matrix, value)
         return self.output
 
@@ -200,6 +200,16 @@ class OpenClipAttention(WrittenOut):
         return own.out_proj(own.ln_inner(output))
 
 
+class MonaiAttention(WrittenOut):
+    """MONAI's SABlock, which spells its attention by einsum."""
+
+    def forward(self, tokens: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        assert attn_mask is None
+        own = self.original
+        parts = (split_heads(part, own.num_heads) for part in own.qkv(tokens).chunk(3, dim=-1))
+        return own.out_proj(self.attend(*parts, own.scale))
+
+
 def replaced(module: nn.Module, *, frozen: bool) -> nn.Module:
     """The module that takes the place of ``module``, whose own parts have been seen to; itself if it may stay."""
     kind, family = type(module).__name__, type(module).__module__.split(".")[0]
@@ -211,6 +221,8 @@ def replaced(module: nn.Module, *, frozen: bool) -> nn.Module:
         return TimmPool(module, frozen=frozen)
     if family == "open_clip" and kind == "Attention":
         return OpenClipAttention(module, frozen=frozen)
+    if family == "monai" and kind == "SABlock":
+        return MonaiAttention(module, frozen=frozen)
     if frozen and (isinstance(module, nn.LayerNorm | nn.RMSNorm) or kind == "RmsNorm"):
         return FrozenNorm(module)
     if frozen and kind in ACTIVATIONS:
@@ -234,7 +246,7 @@ def write_out_transformers(model: nn.Module, *, frozen: bool) -> None:
 
     def attend(module, query, key, value, attention_mask, scaling, **_):
         matrix = attention_matrix(query, key, scaling, attention_mask)
-        module.matrix, module.value = matrix, value
+        module.matrix, module.head_values = matrix, value
         module.output = output = gathered(matrix.detach() if frozen else matrix, value)
         return output.unflatten(-1, (query.shape[1], -1)), matrix
 
@@ -416,8 +428,8 @@ def heads_in_the_stream(attention: nn.Module, added: Tensor) -> Tensor:
             for channel in range(added.shape[-1])
         ]
     )
-    heads = attention.value.shape[1]
-    return torch.einsum("bhjc,dhc->bhjd", attention.value, columns.unflatten(1, (heads, -1)))
+    heads = attention.head_values.shape[1]
+    return torch.einsum("bhjc,dhc->bhjd", attention.head_values, columns.unflatten(1, (heads, -1)))
 
 
 def token_weights(original: Tensor, transformed: Tensor) -> Tensor:

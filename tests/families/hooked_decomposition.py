@@ -68,11 +68,11 @@ class Decomposition:
         """What attention and residual connection bring from token j to token i, (batch, i, j, channels)."""
         (attention,) = (module for module in self.reference.blocks[layer].modules() if "matrix" in module.__dict__)
         tokens = self.run.tokens[layer]
-        heads, width = attention.value.shape[1], attention.value.shape[3]
+        heads, width = attention.head_values.shape[1], attention.head_values.shape[3]
         if biases:
-            value = attention.value
+            value = attention.head_values
         else:
-            gradients = each_gradient(attention.value.transpose(1, 2).flatten(2).sum(dim=(0, 1)), tokens)
+            gradients = each_gradient(attention.head_values.transpose(1, 2).flatten(2).sum(dim=(0, 1)), tokens)
             linear = torch.stack([(self.stream(tokens * gradient)).sum(-1) for gradient in gradients], dim=-1)
             value = linear.unflatten(-1, (heads, width)).transpose(1, 2)
         projection = each_gradient(self.stream(attended)[0, 0], attention.output)[:, 0, 0].unflatten(1, (heads, width))

@@ -54,8 +54,8 @@ class DisentangledAttention(WrittenOut):
         named = {name: value for name, value in named.items() if name != "output_attentions"}
         _, matrix = own(tokens, mask, output_attentions=True, **named)
         self.matrix = matrix.detach() if self.frozen else matrix
-        self.value = split_heads(own.value_proj(tokens), own.num_attention_heads)
-        self.output = torch.einsum("bhij,bhjc->bihc", self.matrix, self.value).flatten(2)
+        self.head_values = split_heads(own.value_proj(tokens), own.num_attention_heads)
+        self.output = torch.einsum("bhij,bhjc->bihc", self.matrix, self.head_values).flatten(2)
         return self.output, None
 
 
