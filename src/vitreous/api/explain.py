@@ -198,7 +198,12 @@ def explain(
     drawn = display_images(pixels, _preprocessing(loaded)) if pictures is None else DisplayImages(pictures)
     known = {"images": drawn.images, "images_note": drawn.note, "provenance": provenance, "left_out": left_out}
     explanation = _explanation(loaded, pixels, recipes, result, **known)
-    if auto:
+    return _chosen(methods, loaded, images, explanation)
+
+
+def _chosen(methods: Any, loaded: LoadedModel | nn.Module, images: Images, explanation: Explanation) -> Explanation:
+    """What is kept of an explanation by the methods that were asked for, or by more where none was."""
+    if _is_auto(methods):
         return _most_trusted(loaded, images, explanation)
     return with_runner_up(explanation) if methods is None else explanation
 

@@ -10,7 +10,14 @@ from typing import Annotated
 
 import typer
 
-from vitreous._utils.defaults import OUTPUTS_DEFAULT, OUTPUTS_HELP, PAPERS, PLUGIN_HELP, RUNNER_UP_HELP, OutputActivation
+from vitreous._utils.defaults import (
+    OUTPUTS_DEFAULT,
+    OUTPUTS_HELP,
+    PAPERS,
+    PLUGIN_HELP,
+    RUNNER_UP_HELP,
+    OutputActivation,
+)
 from vitreous._utils.storage import expanded
 
 DEBUG = "vitreous.debug"  # key in the metadata that a command and its group share
