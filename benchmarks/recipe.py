@@ -38,8 +38,20 @@ from vitreous.models import LoadedModel, load_model
 from vitreous.tape import GradientNeeds, Needs, Pass
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-LIBRA = Pass("libra", "logit")
-BASES = ("gae", "gae:rule=libra", "attcat:rule=libra", "tokentm", "gradtoken", "alti.skipplus", "recipe_probe")
+PASSES = tuple(Pass(rule, of) for rule in ("libra", "plain") for of in ("logit", "probability"))
+BASES = (
+    "gae",
+    "gae:rule=libra",
+    "attcat:rule=libra",
+    "tokentm",
+    "tokentm:rule=libra",
+    "gradtoken",
+    "decompx.skipplus",
+    "decompx.skipplus.propagate",
+    "fullgrad_plus:rule=libra",
+    "twoscale",
+    "recipe_probe",
+)
 TOGETHER = 8  # photos in one batch
 _EDGE = 224
 
@@ -82,28 +94,55 @@ _probed: list[dict[str, Tensor]] = []
 
 
 class Probe(Procedure):
-    """Keeps what many candidates are made of: of every block, input x gradient, bias x gradient and mean attention."""
+    """Keeps what many candidates are made of, block by block, of four backward passes.
+
+    By pass: input x gradient (``ixg``), bias x gradient (``bias``), what hiding a patch from the attention of a block
+    would change by its first order (``hide``), the same counted for the read tokens alone (``hide_read``) and the read
+    tokens' row of the positive part of attention x its gradient (``rows``).
+    """
 
     runs_again = False
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """Everything under the libra rule."""
+        """Everything under both rules, of the logit and the probability."""
         del layer
         every = frozenset(range(depth))
-        slopes = GradientNeeds(tokens=every, biases=frozenset(range(depth + 1)))
-        return Needs(tokens=frozenset(range(depth + 1)), attention=every, gradients={LIBRA: slopes})
+        slopes = GradientNeeds(tokens=every, attention=every, biases=frozenset(range(depth + 1)))
+        plain = GradientNeeds(tokens=every, attention=every)
+        return Needs(
+            tokens=frozenset(range(depth + 1)),
+            attention=every,
+            gradients={each: slopes if each.rule == "libra" else plain for each in PASSES},
+        )
 
     def map(self, view: View) -> Tensor:
         """FullGrad+; what it is made of is left in ``_probed``."""
         prefix, every = view.layout.prefix, range(view.depth)
-        shares = [(view.tokens(layer) * view.token_gradient(LIBRA, layer)).sum(-1)[:, prefix:] for layer in every]
-        biases = [view.biases(LIBRA, layer)[:, prefix:] for layer in range(view.depth + 1)]
-        attention = [view.attention_matrix(layer).mean(1)[:, prefix:, prefix:] for layer in every]
-        row = [view.attention_matrix(layer, view.layout.read).mean((1, 2))[:, prefix:] for layer in every]
-        features = [view.tokens(layer)[:, prefix:].half() for layer in (view.depth // 2, view.depth)]
-        found = {"ixg": shares, "bias": biases, "attention": [each.half() for each in attention], "row": row}
-        _probed.append({key: torch.stack(each, 1) for key, each in (found | {"features": features}).items()})
-        return torch.stack(shares).sum(0) + torch.stack(biases).sum(0)
+        found: dict[str, list[Tensor]] = {}
+        for backward in PASSES:
+            key = f"{backward.rule} {backward.objective}"
+            found[f"ixg {key}"] = [
+                (view.tokens(layer) * view.token_gradient(backward, layer)).sum(-1)[:, prefix:] for layer in every
+            ]
+            if backward.rule == "libra":
+                found[f"bias {key}"] = [view.biases(backward, layer)[:, prefix:] for layer in range(view.depth + 1)]
+            for layer in every:
+                attention = view.attention_matrix(layer)
+                slope = view.attention_gradient(backward, layer)
+                # Without a key its row is normalised anew: A_ij (G_ij - sum_k A_ik G_ik) / (1 - A_ij) is lost.
+                lost = attention * (slope - (attention * slope).sum(-1, keepdim=True)) / (1 - attention).clamp(min=1e-3)
+                lost.diagonal(dim1=-2, dim2=-1).zero_()  # the row of a patch goes with it
+                found.setdefault(f"hide {key}", []).append(lost.sum((1, 2))[:, prefix:])
+                read = view.layout.read
+                found.setdefault(f"hide_read {key}", []).append(lost[:, :, read].sum((1, 2))[:, prefix:])
+                positive = (attention[:, :, read] * slope[:, :, read]).clamp(min=0).mean((1, 2))
+                found.setdefault(f"rows {key}", []).append(positive[:, prefix:])
+        found["attention"] = [view.attention_matrix(layer).mean(1)[:, prefix:, prefix:].half() for layer in every]
+        found["row"] = [view.attention_matrix(layer, view.layout.read).mean((1, 2))[:, prefix:] for layer in every]
+        halves = (view.depth // 2, 3 * view.depth // 4, view.depth)
+        found["features"] = [view.tokens(layer)[:, prefix:].half() for layer in halves]
+        _probed.append({name: torch.stack(each, 1) for name, each in found.items()})
+        return _probed[-1]["ixg libra logit"].sum(1) + _probed[-1]["bias libra logit"].sum(1)
 
 
 @register("recipe_probe", family="plugin", paper="", year=2026, class_specific=True, signed=True)

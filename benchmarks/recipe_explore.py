@@ -1,9 +1,15 @@
 """Candidates for one map that leads every column, compared on the half of the photos that is there to choose.
 
     python benchmarks/recipe_explore.py --model tiny --photos 40 --cache FOLDER [--parts free tokens pixels saco]
+    python benchmarks/recipe_explore.py --model tiny --photos 120 --cache FOLDER --subsets 4
 
 Everything is made of base maps that ``recipe.py`` keeps. ``free`` columns (segmentation and the grid game) need no run
 of the model; they are measured for all candidates, the others for those that ``--only`` names.
+
+``--subsets`` runs every photo with that many noisy sets of patches of each size, from the top and from the bottom of
+one order, and prints for every term how well its sum over the kept patches tells which of these sets keeps more of the
+probability. That costs as much as measuring a few candidates and judges any number of terms; by it the three terms of
+the fine scale of ``twoscale`` were found.
 """
 
 from __future__ import annotations
@@ -73,15 +79,15 @@ def times(matrix: Tensor, maps: Tensor) -> Tensor:
 
 def fullgrad(base: Base, start: int = 0) -> Tensor:
     """FullGrad+ from a block on."""
-    return base["ixg"][:, start:].sum(1) + base["bias"][:, start:].sum(1)
+    return base["ixg libra logit"][:, start:].sum(1) + base["bias libra logit"][:, start:].sum(1)
 
 
 def candidates(base: Base) -> dict[str, Tensor]:  # noqa: C901, PLR0915 - a list
     """All of them by name."""
-    depth = base["ixg"].shape[1]
+    depth = base["ixg libra logit"].shape[1]
     half = -(-depth // 2)
     full, upper = fullgrad(base), fullgrad(base, half)
-    decomposed = base["ixg"][:, half:].sum(1)
+    decomposed = base["ixg libra logit"][:, half:].sum(1)
     spread_upper, spread_full = spread(base, upper), spread(base, full)
     found = {
         **{name: maps for name, maps in base["maps"].items() if name != "recipe_probe"},
@@ -103,12 +109,12 @@ def candidates(base: Base) -> dict[str, Tensor]:  # noqa: C901, PLR0915 - a list
     found["sqrt zFG+zP"] = root(z(full)) + z(spread_upper)
     found["rank FG+s"] = rank(full) + s
     found["0.5rank FG+s"] = 0.5 * rank(full) + s
-    for which, name in ((0, "mid"), (1, "last")):
+    for which, name in ((0, "mid"), (2, "last")):
         for temperature in (0.05, 0.1, 0.2):
             matrix = alike(base, which, temperature)
             found[f"aff {name} {temperature} FG"] = times(matrix, full)
             found[f"aff {name} {temperature} P"] = times(matrix, spread_upper)
-    matrix = alike(base, 1, 0.1)
+    matrix = alike(base, 2, 0.1)
     found["zFG+z aff FG"] = z(full) + z(times(matrix, full))
     found["zFG+z aff P"] = z(full) + z(times(matrix, spread_upper))
     found["zFG+0.6zP+0.6z aff FG"] = z(full) + 0.6 * z(spread_upper) + 0.6 * z(times(matrix, full))
@@ -117,7 +123,7 @@ def candidates(base: Base) -> dict[str, Tensor]:  # noqa: C901, PLR0915 - a list
     found["zgae+zFG"] = z(base["maps"]["gae"]) + z(full)
     found["z sqrt gae+zFG+zP"] = z(base["maps"]["gae"].clamp(min=0).sqrt()) + z(full) + z(spread_upper)
     found["z sqrt gael+zFG+zP"] = z(base["maps"]["gae:rule=libra"].clamp(min=0).sqrt()) + z(full) + z(spread_upper)
-    for which, name, temperature in ((0, "mid", 0.2), (1, "last", 0.2), (0, "mid", 0.15)):
+    for which, name, temperature in ((0, "mid", 0.2), (2, "last", 0.2), (0, "mid", 0.15)):
         region = times(alike(base, which, temperature), spread_upper)
         for weight in (1.0, 2.0, 4.0):
             found[f"zFG+{weight}z {name}{temperature} P"] = z(full) + weight * z(region)
@@ -166,10 +172,81 @@ def candidates(base: Base) -> dict[str, Tensor]:  # noqa: C901, PLR0915 - a list
     found["g+FG+zP+0.5tC"] = threefold + 0.5 * soft
     found["g+FG+zP+zC"] = threefold + z(region)
     found["g+FG+zP+0.5zC"] = threefold + 0.5 * z(region)
+    found |= three_terms(base, gae, z(spread_upper) + 0.5 * z(region))
     for name in list(found):
         if "R3" in name or "RU3" in name or "R5" in name or "tC" in name or "zP" in name or "RP3" in name:
             found[f"{name}-1"] = z(found[name]) - 1
     return found
+
+
+def bounded(maps: Tensor) -> Tensor:
+    """Standardised, with no patch beyond -2 and 3 standard deviations."""
+    return z(z(maps).clamp(-2, 3))
+
+
+def three_terms(base: Base, gae: Tensor, regions: Tensor) -> dict[str, Tensor]:
+    """Sums of F, O and H (the logit, the odds, what hiding a patch loses), with GAE and regions."""
+    odds = base["ixg libra probability"].sum(1) + base["bias libra probability"].sum(1)
+    own, odds, hidden = bounded(fullgrad(base)), bounded(odds), bounded(base["hide plain probability"].sum(1))
+    fine = own + 0.5 * odds + hidden
+    found = {"F": own, "O": odds, "H": hidden, "F+O/2+H": fine}
+    for weight in (0.25, 0.5, 0.75, 1.0, 1.5, 2.0):
+        found[f"F+O/2+H+{weight}r"] = fine + weight * regions
+        found[f"F+O/2+H+g+{weight}r"] = fine + gae + weight * regions
+        found[f"F+H/2+{weight}r"] = own + 0.5 * hidden + weight * regions
+        found[f"F+O/2+H/2+{weight}r"] = fine - 0.5 * hidden + weight * regions
+        found[f"F+H+{weight}r"] = own + hidden + weight * regions
+    return {name: z(maps) for name, maps in found.items()}
+
+
+def terms(base: Base) -> dict[str, Tensor]:
+    """What a fine scale can be made of: every read-out of every pass, of all blocks and of either half."""
+    half = -(-base["ixg libra logit"].shape[1] // 2)
+    found = {name: maps for name, maps in base["maps"].items() if name != "recipe_probe"}
+    for key, maps in base.items():
+        kind = key.split(" ")[0]
+        if kind in {"ixg", "hide", "hide_read", "rows"}:
+            found |= {key: maps.sum(1), f"{key}, lower": maps[:, :half].sum(1), f"{key}, upper": maps[:, half:].sum(1)}
+        elif kind == "bias":
+            of = key.removeprefix("bias ")
+            found[f"fullgrad+ {of}"] = base[f"ixg {of}"].sum(1) + maps.sum(1)
+    return found | {f"{name}, bounded": bounded(maps) for name, maps in found.items()}
+
+
+def subset_correlations(model: str, base: Base, draws: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """By term, how its sums over sets of kept patches go with the probability: from the top, the bottom, and both.
+
+    Compared are only sets of one size and one end of the same photo.
+    """
+    _, adapter = open_model(model)
+    samples = samples_of(model, "choose", len(base["names"]))
+    order = z(fullgrad(base)) + z(base["maps"]["gae"].clamp(min=0).sqrt())
+    of = {name: z(maps.double()) for name, maps in terms(base).items()}
+    random, patches = torch.Generator().manual_seed(seed), order.shape[1]
+    sums: dict[tuple[str, bool], list[Tensor]] = {}
+    for start in range(0, len(samples), 8):
+        some, rows = samples[start : start + 8], slice(start, start + 8)
+        batch = adapter.open(some, [adapter.prepare(sample) for sample in some])
+        for count, top in ((round(part * patches), top) for part in (0.1, 0.3, 0.5, 0.7, 0.9) for top in (True, False)):
+            found: dict[str, list[Tensor]] = {}
+            for draw in range(draws):
+                noise = torch.randn(order[rows].shape, generator=random) * (0.7 + draw % 2)
+                kept = (order[rows] + noise).argsort(1, descending=top)[:, :count].sort(1).values
+                chances = batch.runner.logits_of_kept(batch.images, kept).double().softmax(-1)
+                found.setdefault("", []).append(chances.gather(1, base["target"][rows, None])[:, 0])
+                for name, maps in of.items():
+                    found.setdefault(name, []).append(maps[rows].gather(1, kept).sum(1))
+            for name, each in found.items():
+                values = torch.stack(each, 1)
+                sums.setdefault((name, top), []).append((values - values.mean(1, keepdim=True)).flatten())
+        print(f"{start + len(some)} of {len(samples)}", flush=True)
+    whole = {key: torch.cat(each) for key, each in sums.items()}
+
+    def correlation(name: str, ends: list[bool]) -> float:
+        one, other = (torch.cat([whole[which, end] for end in ends]) for which in (name, ""))
+        return float(one @ other / (one.norm() * other.norm()))
+
+    return {name: np.array([correlation(name, ends) for ends in ([True], [False], [True, False])]) for name in of}
 
 
 def orders_of(folder: Path, name: str, count: int) -> Base:
@@ -233,9 +310,16 @@ def main() -> None:
     parser.add_argument("--percent", type=int, nargs="+", default=[10, 30, 50, 70, 90])
     parser.add_argument("--orders", action="store_true", help="also candidates that drop patches, eight passes each")
     parser.add_argument("--only", nargs="+", help="candidates")
+    parser.add_argument("--subsets", type=int, help="judge terms by so many sets of patches of each size")
     options = parser.parse_args()
     torch.set_num_threads(1)
     base = cached(options.cache, options.model, "choose", options.photos)
+    if options.subsets:
+        found = subset_correlations(options.model, base["photos"], options.subsets)
+        print("| term | from the top | from the bottom | both |\n| --- | ---: | ---: | ---: |")
+        for name, values in sorted(found.items(), key=lambda item: -item[1][2]):
+            print(f"| {name} | " + " | ".join(f"{value:.3f}" for value in values) + " |")
+        return
     photos, mosaics = (candidates(base[part]) for part in ("photos", "mosaics"))
     if options.orders:
         few = options.first or options.photos

@@ -11,15 +11,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-DEFAULT_METHODS = ("tokentm", "gradtoken", "decompx.skipplus")
-# What methods="auto" and ``recommend`` choose from: the methods of the default, the ones that lead a column of the
+RECIPE = "twoscale"  # the map that is shown where no purpose is known
+# What may stand beside it: the methods that come near it, with one forward pass and four backward passes for all.
+# The first of them takes its place on models that do not allow it.
+RUNNERS_UP = ("decompx.skipplus", "tokentm", "gae", "fullgrad_plus:rule=libra")
+# What ``explain`` tries where no methods are named; of these it keeps two, see ``RUNNER_UP_HELP``.
+DEFAULT_METHODS = (RECIPE, *RUNNERS_UP, "gradtoken")
+RUNNER_UP_HELP = f"{RECIPE}, and the one of {', '.join(RUNNERS_UP)} that agrees least with it"
+PAPERS = ("tokentm", "gradtoken", "decompx.skipplus")  # the methods that this project started from
+# What methods="auto" and ``recommend`` choose from: the methods of these papers, the ones that lead a column of the
 # results, and their sum. They share one forward pass and four backward passes.
 CANDIDATES = (
-    *DEFAULT_METHODS,
+    *PAPERS,
     "gae",
     "fullgrad_plus:rule=libra",
     "decompx.skipplus.propagate",
-    "twoscale",
+    RECIPE,
 )
 AUTO = "auto"
 DEFAULT_OPACITY = 0.85  # of a heatmap over its image

@@ -6,6 +6,7 @@ perturbation methods.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -14,8 +15,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.defaults import AUTO, CANDIDATES, DEFAULT_METHODS
+from vitreous._utils.defaults import AUTO, CANDIDATES, DEFAULT_METHODS, RUNNERS_UP
 from vitreous._utils.messages import short_repr, warn_caller
+from vitreous._utils.tensors import float64_array
 from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.run_methods import run_on_images
 from vitreous.api.runs import RawResult, RunSettings, try_methods
@@ -30,6 +32,7 @@ from vitreous.inputs.target_objects import parse_targets
 from vitreous.inputs.targets import AnyTarget, TargetObjects, find_objects
 from vitreous.methods import list_methods
 from vitreous.methods.spelling import Recipe, parse
+from vitreous.metrics.sanity import spearman
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.models.display_images import DisplayImages, display_images
 from vitreous.models.dual_encoder import find_dual_encoder
@@ -122,10 +125,12 @@ def explain(
             clips also (batch, frames, channels, height, width); PIL images, uint8 arrays (height, width, 3) or paths
             where it is known how photos become the input: with a name, a pair, or a model that timm made.
         methods: spellings, ``name[.aggregation...][:option=value,...]``. All of them share one forward pass.
-            ``None`` for tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out
-            with a warning. ``"auto"`` tries seven candidates (the three, gae, fullgrad_plus:rule=libra,
-            decompx.skipplus.propagate and twoscale) and keeps the one that the model's answers to parts of the images
-            speak for most: some eight forward passes more; see ``vitreous.trust``.
+            ``None`` for twoscale and the one of decompx.skipplus, tokentm, gae and fullgrad_plus:rule=libra whose ranks
+            agree least with it, over all these images; what the model does not allow is left out with a warning, and
+            the first that it allows takes its place. ``"auto"`` tries seven candidates (tokentm, gradtoken,
+            decompx.skipplus, gae, fullgrad_plus:rule=libra, decompx.skipplus.propagate and twoscale) and keeps the one
+            that the model's answers to parts of the images speak for most: some eight forward passes more; see
+            ``vitreous.trust``.
         target: the class to explain: ``None`` for the predicted one, one for all images, one per image ``(batch,)``, or
             several per image ``(batch, k)``; by number, or by name where the model's class names are known. In the
             place of a class a target of ``vitreous.targets``, such as ``Contrast("tabby", "tiger cat")``, or its
@@ -195,7 +200,53 @@ def explain(
     drawn = display_images(channels_first, _preprocessing(loaded)) if pictures is None else DisplayImages(pictures)
     known = {"images": drawn.images, "images_note": drawn.note, "provenance": provenance, "left_out": left_out}
     explanation = _explanation(loaded, pixels, recipes, result, **known)
-    return _most_trusted(loaded, images, explanation) if auto else explanation
+    return _chosen(methods, loaded, images, explanation)
+
+
+def _chosen(methods: Any, loaded: LoadedModel | nn.Module, images: Images, explanation: Explanation) -> Explanation:
+    """What is kept of an explanation by the methods that were asked for, or by more where none was."""
+    if _is_auto(methods):
+        return _most_trusted(loaded, images, explanation)
+    return with_runner_up(explanation) if methods is None else explanation
+
+
+def with_runner_up(explanation: Explanation) -> Explanation:
+    """Keep the first map of an explanation, and the one of ``RUNNERS_UP`` that agrees least with it.
+
+    Two maps that agree are seen to agree, and where they differ nothing better is known than both. Agreement is the
+    rank correlation over patches, averaged over images and classes; of equal ones the first is taken, and a map that is
+    not finite only where there is no other. Other methods are kept only where there are none of these. What was found
+    is in ``provenance["runner_up"]``.
+    """
+    first, *others = explanation.methods
+    if len(others) < 2:
+        return explanation
+    others = [name for name in others if name in RUNNERS_UP] or others
+    agreement = {name: _agreement(explanation.scores[first], explanation.scores[name]) for name in others}
+    chosen = min(others, key=lambda name: math.inf if math.isnan(agreement[name]) else agreement[name])
+    found = {name: None if math.isnan(value) else round(value, 4) for name, value in agreement.items()}
+    return replace(
+        explanation,
+        scores={name: explanation.scores[name] for name in (first, chosen)},
+        signed={name: explanation.signed[name] for name in (first, chosen)},
+        provenance={
+            **explanation.provenance,
+            "methods": [first, chosen],
+            "runner_up": {"method": chosen, "agreement": found},
+        },
+    )
+
+
+def _agreement(one: Tensor, other: Tensor) -> float:
+    """The mean rank correlation of the maps (..., patches) of two methods; NaN where a map is not finite."""
+    pairs = zip(one.flatten(0, -2), other.flatten(0, -2), strict=True)
+    alike = [
+        spearman(float64_array(first), float64_array(second))
+        if bool(first.isfinite().all() and second.isfinite().all())
+        else math.nan
+        for first, second in pairs
+    ]
+    return sum(alike) / len(alike)
 
 
 def _is_auto(methods: Any) -> bool:

@@ -19,10 +19,10 @@ from vitreous.cli.options import (
     DebugOption,
     DeviceOption,
     JsonOption,
-    MethodOption,
     OutputsOption,
     PluginOption,
     TargetOption,
+    TextMethodOption,
     check_target_or_topk,
     parse_html_path,
 )
@@ -42,7 +42,7 @@ def explain_text(
     *,
     texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Texts; - reads one from standard input.")],
     model: Annotated[str, typer.Option(help="A text classifier with its tokenizer: hf/ID or hf/FOLDER.")],
-    method: MethodOption = None,
+    method: TextMethodOption = None,
     target: TargetOption = None,
     topk: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each text.")

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from vitreous._utils.defaults import DEFAULT_METHODS, DEFAULT_OPACITY, split_spellings
+from vitreous._utils.defaults import DEFAULT_OPACITY, PAPERS, split_spellings
 from vitreous._utils.messages import close_match
 from vitreous._utils.storage import expanded
 from vitreous.cli.console import plain_warnings, print_line, stderr_console, stdout_console
@@ -46,7 +46,7 @@ class FigureKind:
     """
 
     summary: str
-    methods: tuple[str, ...] = DEFAULT_METHODS
+    methods: tuple[str, ...] = PAPERS
     images: Literal["one", "two", "several", "none"] = "one"
     several_classes: bool = False
 

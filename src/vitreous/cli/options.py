@@ -10,7 +10,14 @@ from typing import Annotated
 
 import typer
 
-from vitreous._utils.defaults import DEFAULT_METHODS, OUTPUTS_DEFAULT, OUTPUTS_HELP, PLUGIN_HELP, OutputActivation
+from vitreous._utils.defaults import (
+    OUTPUTS_DEFAULT,
+    OUTPUTS_HELP,
+    PAPERS,
+    PLUGIN_HELP,
+    RUNNER_UP_HELP,
+    OutputActivation,
+)
 from vitreous._utils.storage import expanded
 
 DEBUG = "vitreous.debug"  # key in the metadata that a command and its group share
@@ -38,7 +45,11 @@ PluginOption = Annotated[
 ]
 MethodOption = Annotated[
     list[str] | None,
-    typer.Option("--method", "--methods", help=METHOD_HELP, show_default=", ".join(DEFAULT_METHODS)),
+    typer.Option("--method", "--methods", help=METHOD_HELP, show_default=RUNNER_UP_HELP),
+]
+TextMethodOption = Annotated[
+    list[str] | None,
+    typer.Option("--method", "--methods", help=METHOD_HELP, show_default=", ".join(PAPERS)),
 ]
 TargetOption = Annotated[
     list[str] | None,

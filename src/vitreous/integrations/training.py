@@ -266,6 +266,8 @@ class Watcher:
 
     def _log(self, step: int) -> None:
         explanation = explain(self._model, self._pixels, self._methods, self._target, **self._options)
+        if self._methods is None:  # later steps are compared with the first
+            self._methods = explanation.methods
         if self._pictures is not None:
             explanation = replace(explanation, images=self._pictures, images_note=None)
         numbers = self._changes(explanation)

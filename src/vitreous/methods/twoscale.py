@@ -2,15 +2,19 @@
 
 No single read-out ranks patches well for every purpose. What a patch contributes itself finds the parts that decide,
 and leaves out the rest of the object; attention and the likeness of tokens tell which patches belong together, and blur
-what decides. ``twoscale`` adds the two, each standardised over the patches of a picture:
+what decides. ``twoscale`` adds the two, each standardised over the patches of a picture. The fine scale has three
+terms, which differ in what they ask:
 
-- z(F): FullGrad+ under the libra rule, F. Its sum is complete at every block, so it says how much each patch
-  contributes.
-- z(√G): GAE, G, follows the same evidence another way, along attention. The errors of the two differ, so their sum is
-  more faithful than either. The square root takes the long tail off a product of blocks.
-- z(Ā F') and z(S Ā F'): F' is F of the upper half of the blocks, spread over patches that the model treats as one
-  thing: by Ā, the mean attention of all blocks but the last (GradToken's propagation), and by S, the likeness of tokens
-  halfway up. They tell object from ground, where F alone marks single patches.
+- F: how much of the logit comes from a patch? FullGrad+ under the libra rule; its sum is complete at every block.
+- O: how much of what tells the class from the others? The same of the probability. Up to a factor, which
+  standardising takes away, its gradient is that of the log-odds: evidence that also speaks for other classes is gone.
+- H: how much would the probability lose if the patch were hidden? F and O follow evidence from where it is; H follows
+  what the other tokens would read in its place, to the first order: without key j the softmax of row i is normalised
+  anew, so that the output of a head moves by A_ij (o_i - v_j) / (1 - A_ij).
+
+The region's scale is z(Ā F') and z(S Ā F'): F' is F of the upper half of the blocks, spread over patches that the model
+treats as one thing: by Ā, the mean attention of all blocks but the last (GradToken's propagation), and by S, the
+likeness of tokens halfway up. They tell object from ground, where the fine scale marks single patches.
 
 A gradient explains the picture as it is. Once the best patches are gone, others decide that counted little before. So
 ``refined`` asks again while patches are dropped, the best first (what has to go to destroy the prediction) and the
@@ -25,18 +29,21 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.methods.aggregation import Plus, Propagate, Rollout, SkipPlus
-from vitreous.methods.attention import GradientAttention
+from vitreous.methods.aggregation import Plus, Propagate, SkipPlus
 from vitreous.methods.gradient import FullGradient
 from vitreous.methods.options import AtMost
-from vitreous.methods.readout import Procedure
+from vitreous.methods.readout import Procedure, TokenReadout, total
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
-from vitreous.tape import Needs
+from vitreous.tape import Needs, Pass
 
+_ODDS, _HIDDEN = Pass("libra", "probability"), Pass("plain", "probability")
+_LOWEST, _HIGHEST = -2.0, 3.0  # standard deviations that a term of the fine scale may count for
+_OF_ODDS = 0.5  # how much O counts beside F and H
 _TEMPERATURE = 0.2  # of the likeness of tokens
 _ALIKE = 0.5  # how much likeness of tokens counts beside attention
-_ORDERS = 2.0  # how much the orders in which patches go, and then also the regions, count beside gradients
+_ORDERS = 2.0  # how much the orders in which patches go count beside gradients
+_LEAST = 1e-3  # of the attention that a row keeps without a key
 
 
 def standardised(scores: Tensor) -> Tensor:
@@ -48,12 +55,54 @@ def standardised(scores: Tensor) -> Tensor:
     return (centred / deviation.masked_fill(flat, 1)).masked_fill(flat, 0)
 
 
-class TwoScale(Procedure):
-    """z(z(√G) + z(F) + w (z(Ā F') + z(S Ā F') / 2)), counted from the lowest patch.
+def bounded(scores: Tensor) -> Tensor:
+    """Standardised scores in which no patch counts for more than some standard deviations, standardised again."""
+    return standardised(standardised(scores).clamp(min=_LOWEST, max=_HIGHEST))
 
-    F is FullGrad+ under the libra rule, F' that of the upper half of the blocks, G GAE, Ā the mean attention of all
-    blocks but the last, S the softmax of the cosines, over 0.2, of the centred tokens halfway up; z gives a map mean 0
-    and standard deviation 1 over the patches of a picture.
+
+class Hidden(TokenReadout):
+    """H: Σ_h,i A_ij (G_ij - Σ_k A_ik G_ik) / (1 - A_ij), i ≠ j, G = dp/dA: what the output loses if key j is hidden.
+
+    dp/dA_ij = g_i · v_j with g = dp/dO, and Σ_k A_ik G_ik = g_i · o_i, so that this is -g_i times the move of O_i. The
+    row of a token itself goes with it.
+    """
+
+    activations = ("attention",)
+    gradients = ("attention",)
+    backward = _HIDDEN
+
+    def read(self, view: View, layer: int) -> Tensor:
+        """The sum over heads and rows of one block, (batch, tokens)."""
+        attention = view.attention(layer)
+        return total(self._lost(view, layer, rows) for rows in attention.pieces())
+
+    def read_pooling(self, view: View) -> Tensor:
+        """The same of the attention that pools the tokens, over its queries, (batch, tokens)."""
+        queries = view.layout.pooling_queries
+        assert queries is not None
+        lost = _lost_without(
+            view.attention_matrix(view.depth, queries), view.attention_gradient(self.backward, view.depth, queries)
+        ).sum(dim=(1, 2))
+        return torch.nn.functional.pad(lost, (view.layout.tokens - lost.shape[1], 0))
+
+    def _lost(self, view: View, layer: int, rows: slice) -> Tensor:
+        lost = _lost_without(view.attention_matrix(layer, rows), view.attention_gradient(self.backward, layer, rows))
+        lost.diagonal(offset=rows.start, dim1=-2, dim2=-1).zero_()
+        return lost.sum(dim=(1, 2))
+
+
+def _lost_without(attention: Tensor, slope: Tensor) -> Tensor:
+    mean = (attention * slope).sum(dim=-1, keepdim=True)
+    return attention * (slope - mean) / (1 - attention).clamp_(min=_LEAST)
+
+
+class TwoScale(Procedure):
+    """z(c(F) + c(O) / 2 + c(H) + w (z(Ā F') + z(S Ā F') / 2)).
+
+    F is FullGrad+ under the libra rule, O the same of the probability, H what the probability loses to the first order
+    if a patch is hidden from the attention of all blocks; F' is F of the upper half of the blocks, Ā the mean attention
+    of all blocks but the last, S the softmax of the cosines, over 0.2, of the centred tokens halfway up. z gives a map
+    mean 0 and standard deviation 1 over the patches of a picture; c is z with values below -2 and above 3 cut off.
 
     Args:
         region: w.
@@ -65,16 +114,17 @@ class TwoScale(Procedure):
         if not 0 <= region < float("inf"):
             raise MethodError("region must be a number from 0 on")
         self._region = region
-        self._every, self._upper, self._spread, self._rollout = Plus(), SkipPlus(), Propagate(), Rollout()
-        self._full = FullGradient().under("libra")
-        self._attention = GradientAttention()
+        self._every, self._upper, self._spread = Plus(), SkipPlus(), Propagate()
+        self._full, self._odds, self._hidden = FullGradient().under("libra"), FullGradient().under("libra"), Hidden()
+        self._odds.backward = _ODDS
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """FullGrad+ of all blocks, GAE, the attention below the last block, and the tokens halfway up."""
+        """F and O of all blocks, all attention with its gradient, and the tokens halfway up."""
         del layer
         return (
             self.own_needs(depth)
-            | self._rollout.needs(self._attention, depth)
+            | self._every.needs(self._odds, depth)
+            | self._every.needs(self._hidden, depth)
             | self._spread.needs(depth)
             | Needs(tokens=frozenset({depth // 2}))
         )
@@ -85,12 +135,15 @@ class TwoScale(Procedure):
 
     def map(self, view: View) -> Tensor:
         """Both scales together."""
-        return from_lowest(self.fine(view) + self.regions(view))
+        return standardised(self.fine(view) + self.regions(view))
 
     def fine(self, view: View) -> Tensor:
-        """z(√G) + z(F), (batch, patches)."""
-        gae = self._rollout.combine(self._attention, view)[:, view.layout.prefix :]
-        return standardised(gae.clamp(min=0).sqrt()) + standardised(self.own(view))
+        """c(F) + c(O) / 2 + c(H), (batch, patches)."""
+        odds, hidden = (self._every.combine(each, view) for each in (self._odds, self._hidden))
+        if view.layout.pooled_by_attention:
+            hidden = hidden + self._hidden.read_pooling(view)
+        prefix = view.layout.prefix
+        return bounded(self.own(view)) + _OF_ODDS * bounded(odds[:, prefix:]) + bounded(hidden[:, prefix:])
 
     def own(self, view: View) -> Tensor:
         """F: what every patch contributes, (batch, patches)."""
@@ -105,12 +158,6 @@ class TwoScale(Procedure):
         alike = (tokens @ tokens.mT / _TEMPERATURE).softmax(dim=-1)
         regions = (alike @ spread[..., None].to(alike.dtype))[..., 0]
         return self._region * (standardised(spread) + _ALIKE * standardised(regions))
-
-
-def from_lowest(scores: Tensor) -> Tensor:
-    """Standardised scores, 0 at the lowest patch: sums of standardised maps have no zero of their own."""
-    found = standardised(scores)
-    return found - found.amin(dim=1, keepdim=True)
 
 
 class Refined(TwoScale):
@@ -139,7 +186,7 @@ class Refined(TwoScale):
         own = self.own(view)
         removed, left = (self.ranks(view, own, best_first=best_first) for best_first in (True, False))
         orders = standardised(removed.pow(3) + left.pow(3))
-        return from_lowest(self.fine(view) + _ORDERS * (orders + self.regions(view)))
+        return standardised(self.fine(view) + _ORDERS * orders + self.regions(view))
 
     def ranks(self, view: View, own: Tensor, *, best_first: bool) -> Tensor:
         """When each patch goes while equal parts of the patches are dropped, (batch, patches), from 0 to 1.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.defaults import DEFAULT_METHODS
+from vitreous._utils.defaults import PAPERS
 from vitreous._utils.messages import warn_caller
 from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import find_recipes, run_allowed
@@ -76,7 +76,7 @@ def explain_text(
         >>> explanation.word_scores("decompx").shape
         torch.Size([4])
     """
-    recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
+    recipes = find_recipes(PAPERS if methods is None else methods)
     check_outputs(outputs)
     loaded = with_outputs(find_text_model(model), outputs)
     given = several_texts(texts)

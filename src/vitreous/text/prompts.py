@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitreous._utils.defaults import DEFAULT_METHODS
+from vitreous._utils.defaults import PAPERS
 from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import explain, find_recipes, network_of
 from vitreous.errors import InputError, MethodError
@@ -55,7 +55,7 @@ def explain_words(
         >>> [word.text for word in explanation.words[0]]
         ['a', 'photo', 'of', 'a', 'cat']
     """
-    recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
+    recipes = find_recipes(PAPERS if methods is None else methods)
     dual = find_dual_encoder(model)
     read = _read(dual, several_texts(prompts))
     pixels = _pixels(dual, images)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vitreous._utils.defaults import DEFAULT_METHODS, DEFAULT_OPACITY
+from vitreous._utils.defaults import DEFAULT_OPACITY, PAPERS, RECIPE
 from vitreous.errors import MethodError
 from vitreous.explanation.trust import LIKELY, Trust
 from vitreous.inputs.outputs import percent
@@ -25,7 +25,7 @@ from vitreous.web.models import COMMON_NAMES, PROMPT_MODEL
 from vitreous.web.requests import MAX_CLASSES, MAX_METHODS, ExplainRequest, at_depth
 from vitreous.web.results import Example, ImageResults, PromptTarget, SimilarTarget, TargetKey, jpeg_url, thumbnail
 
-RECOMMENDED = ("twoscale", "tokentm", "decompx.skipplus")
+RECOMMENDED = (RECIPE, "tokentm", "decompx.skipplus")
 # Spellings besides the plain methods that the picker lists.
 _RECIPES = (
     "decompx.skipplus",
@@ -41,7 +41,7 @@ _RECIPES = (
 )
 _PRESETS = (
     ("Recommended", RECOMMENDED, "One map for several purposes, beside two papers"),
-    ("The papers", DEFAULT_METHODS, "TokenTM, GradToken and SkipPLUS"),
+    ("The papers", PAPERS, "TokenTM, GradToken and SkipPLUS"),
     ("Fast", ("gradtoken", "gradcam", "raw_attention", "rollout"), "At most a backward pass through the last block"),
     ("Signed", ("decompx", "attnlrp", "fullgrad_plus:rule=libra"), "What speaks for and what speaks against"),
     ("Black-box", ("occlusion", "rise:budget=300"), "Run the model on masked photos; slow"),
