@@ -59,8 +59,9 @@ def test_what_the_corner_explains_is_no_further_finding(stamped):
 
 def test_the_sentence_tells_what_was_done(stamped):
     text = stamped.sentence(stamped.findings[0])
-    assert text.startswith("stamped: 100% of photos point to the lower-left corner; removing it flips 100%")
-    assert "pasting it into others makes 100% stamped (compared with 0%); q < 0.001" in text
+    assert text.startswith("stamped: 100% of photos decided by the lower-left corner (100% point to it); removing")
+    assert "removing it flips 100% (compared with 0%)" in text
+    assert "pasting it into others makes 100% stamped (compared with 0%); p < 0.001, q < 0.001" in text
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -99,7 +100,7 @@ def test_a_stamp_in_half_of_the_photos(tmp_path):
 def test_reports(stamped, tmp_path):
     files = write_reports(stamped, tmp_path, examples=2)
     page = files["html"].read_text()
-    assert "lower-left corner; removing it flips 100%" in page
+    assert "decided by the lower-left corner" in page
     assert stamped.fingerprint in page
     assert page.count("data:image/jpeg") == 2
     assert "http://" not in page

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+
 from vitreous._utils.storage import expanded
 from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.auditing.collected import Collected, read_collected
@@ -97,7 +99,8 @@ class Audit:
         if suspicion.kind == "unusual photo":
             return f"{suspicion.place}, predicted as {name}: {suspicion.reason} ({_p(tested.removal)})"
         what = f"the {suspicion.place}" + (" (a cluster of maps)" if suspicion.kind == "cluster" else "")
-        parts = [f"{name}: {tested.shown_share:.0%} of photos point to {what}"]
+        decided = tested.decided / tested.class_photos
+        parts = [f"{name}: {decided:.0%} of photos decided by {what} ({tested.shown_share:.0%} point to it)"]
         if tested.removal is not None:
             removal = tested.removal
             parts.append(f"removing it flips {removal.changed:.0%} (compared with {removal.control:.0%})")
@@ -107,6 +110,15 @@ class Audit:
         strongest = min(tested.effects.values(), key=lambda effect: effect.q, default=None)
         return "; ".join([*parts, _p(strongest)])
 
+    @property
+    def decided(self) -> float:
+        """The part of all predictions that findings decide; a photo that shows several counts by the strongest."""
+        strongest = np.zeros(len(self.collected))
+        for each in self.findings:
+            photos = each.suspicion.photos
+            strongest[photos] = np.maximum(strongest[photos], each.decided / len(photos))
+        return float(strongest.mean())
+
     def exceeded(self, limits: Mapping[str, float]) -> list[str]:
         """Which of some limits are exceeded, see ``parse_limits``."""
         measured = {
@@ -114,7 +126,7 @@ class Audit:
             "observations": float(len(self.observations)),
             "removed": max((each.removal.excess for each in self.findings if each.removal), default=0.0),
             "pasted": max((each.insertion.excess for each in self.findings if each.insertion), default=0.0),
-            "decided": sum(each.decided for each in self.findings) / len(self.collected),
+            "decided": self.decided,
         }
         over = {name: limit for name, limit in limits.items() if measured[name] > limit}
         return [f"{name} {measured[name]:.4g} > {limit:.4g}" for name, limit in over.items()]
@@ -185,7 +197,10 @@ class Audit:
 def _p(effect: Effect | None) -> str:
     if effect is None:
         return "not tested"
-    return "q < 0.001" if effect.q < 0.001 else f"q = {effect.q:.3f}"
+    return ", ".join(
+        f"{name} < 0.001" if value < 0.001 else f"{name} = {value:.3f}"
+        for name, value in (("p", effect.p), ("q", effect.q))
+    )
 
 
 def parse_limits(given: Sequence[str]) -> dict[str, float]:
