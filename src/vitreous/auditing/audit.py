@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.auditing.collected import Collected, read_collected
 from vitreous.auditing.interventions import Interventions, InterventionSettings
 from vitreous.auditing.suspicions import SHORTCUTS, SuspicionSettings, find_suspicions
-from vitreous.auditing.testing import Decision, Effect, Tested, judge, measure_all
+from vitreous.auditing.testing import Decision, Effect, Tested, judge, measure_all, smallest_share
 from vitreous.datasets import DataSet
 from vitreous.errors import RunError
 from vitreous.evaluation.engines import ProgressCallback, SilentProgress
@@ -119,6 +120,20 @@ class Audit:
             strongest[photos] = np.maximum(strongest[photos], each.decided / len(photos))
         return float(strongest.mean())
 
+    @property
+    def power(self) -> list[dict[str, Any]]:
+        """By class, the smallest part of its photos whose shortcut had become a suspicion with a power of 80%.
+
+        This holds if maps or colours show the shortcut; None where the class has too few photos.
+        """
+        settings = self.settings["suspicions"]
+        rows = []
+        for number in self.collected.classes:
+            photos = len(self.collected.of_class(number))
+            share = smallest_share(photos, max(settings["photos"], math.ceil(settings["share"] * photos)))
+            rows.append({"class": number, "class name": self.class_name(number), "photos": photos, "share": share})
+        return rows
+
     def exceeded(self, limits: Mapping[str, float]) -> list[str]:
         """Which of some limits are exceeded, see ``parse_limits``."""
         measured = {
@@ -163,6 +178,8 @@ class Audit:
             "explained by other findings": [self._row(each) for each in self.tested if each.covered_by is not None],
             "not confirmed": [self._row(each) for each in self.rejected],
             "suspicions left out": self.left_out,
+            "power": self.power,
+            "decided": self.decided,
         }
 
     @property
