@@ -117,7 +117,7 @@ class Audit:
         strongest = np.zeros(len(self.collected))
         for each in self.findings:
             photos = each.suspicion.photos
-            strongest[photos] = np.maximum(strongest[photos], each.decided / len(photos))
+            strongest[photos] = np.maximum(strongest[photos], min(each.decided / len(photos), 1.0))
         return float(strongest.mean())
 
     @property

@@ -1,7 +1,8 @@
 """Interventions: suspected patches are dropped, replaced and pasted, and the same is done with patches to compare.
 
 What is compared with: for removal, patches of the same number and shape elsewhere in the same photo; for pasting,
-patches at the same place of photos that are predicted as other classes. All of it is paired photo by photo.
+patches at the same place of photos that are predicted as other classes. All of it is paired photo by photo. Removal is
+about the photos that show what is suspected, pasting about all photos of the class.
 """
 
 from __future__ import annotations
@@ -83,58 +84,71 @@ class Interventions:
         if suspicion.kind == "colour":
             found = self._recoloured(suspicion, suspicion.photos[rows], random)
         else:
-            test = self._both_classes if suspicion.kind == "shared evidence" else self._patches
+            test = self._both_classes if suspicion.kind == "shared evidence" else self._removal
             found = [
                 {"photo": float(photo), **test(suspicion, int(photo), region, random)}
                 for photo, region in zip(suspicion.photos[rows], suspicion.regions[rows], strict=True)
             ]
+            if suspicion.kind != "shared evidence":
+                found += self._insertions(suspicion, random)
         names = dict.fromkeys(name for effects in found for name in effects)
         return {name: [effects.get(name, float("nan")) for effects in found] for name in names}
 
-    def _patches(
+    def _removal(
         self, suspicion: Suspicion, photo: int, region: Bools, random: np.random.Generator
     ) -> dict[str, float]:
-        """Drop, replace and paste the suspected patches of one photo."""
-        target, background = suspicion.target, suspicion.kind == "background"
-        if self._collected.masked[photo]:
-            region = region & self._collected.background[photo]
+        """Drop the suspected patches of one photo, and replace them by those of a photo of another class."""
+        region = self._outside(photo, region)
         if not region.any():
             return {}
-        own = self._pixels(photo)
+        own, thin = self._pixels(photo), _is_thin(suspicion, region)
         moved = [self._elsewhere(region, random) for _ in range(self._settings.controls)]
-        # A border of whole patches may be half of a photo: of one that is more than a third, only a frame of pixels
-        # is exchanged, and nothing is dropped.
-        thin = suspicion.place == "border" and region.mean() > _LARGE
-        effects = {} if thin else self._dropped(own, photo, target, region, moved)
-        host, donor = self._others(target, random)
-        if donor is None or host is None:
+        effects = {} if thin else self._dropped(own, photo, suspicion.target, region, moved)
+        _, donor = self._others(suspicion.target, random)
+        if donor is None:
             return effects
-        there, given = self._pixels(host), self._pixels(donor)
-        pasted = region
+        given = self._pixels(donor)
+        edits = [self._put(own, given, other, region, thin=thin, moved=False) for other in (region, *moved)]
+        chances, whole = self._chances(torch.cat(edits)), float(self._collected.probability[photo])
+        effects |= _removed("replace", whole, chances[0], suspicion.target)
+        return effects | _removed_from("replace_control", whole, chances[1:], suspicion.target)
+
+    def _insertions(self, suspicion: Suspicion, random: np.random.Generator) -> list[dict[str, float]]:
+        """Paste patches into photos of other classes: of any photos of the class, not those that their maps selected.
+
+        Where a map points to a place, that place matters for this one photo, whatever the class relies on.
+        """
+        photos = self._collected.of_class(suspicion.target)
+        if len(photos) > self._settings.photos:
+            photos = np.sort(random.choice(photos, self._settings.photos, replace=False))
+        return [{"photo": float(photo), **self._insertion(suspicion, int(photo), random)} for photo in photos]
+
+    def _insertion(self, suspicion: Suspicion, photo: int, random: np.random.Generator) -> dict[str, float]:
+        target, background = suspicion.target, suspicion.kind == "background"
+        region = self._collected.background[photo] if background else suspicion.regions[0]
+        region = self._outside(photo, region)
+        host, donor = self._others(target, random)
+        if host is None or donor is None or not region.any():
+            return {}
+        own, there, given = (self._pixels(each) for each in (photo, host, donor))
+        pasted, thin = region, _is_thin(suspicion, region)
         for other in (host, donor):  # what is known to be background in all three photos
             if background or self._collected.masked[other]:
                 pasted = pasted & self._collected.background[other]
         away = self._elsewhere(region, random)
-        edits = [
-            self._put(own, given, region, region, thin=thin),
-            *(self._put(own, given, other, region, thin=thin, moved=False) for other in moved),
-            self._put(there, own, pasted, pasted, thin=thin),
-            self._put(there, given, pasted, pasted, thin=thin),
-            self._put(there, own, away, region, thin=thin),
-            self._put(there, given, away, region, thin=thin),
-            there,
-        ]
-        chances = self._chances(torch.cat(edits))
-        whole = float(self._collected.probability[photo])
-        base, count = chances[-1], len(moved)
-        effects |= _removed("replace", whole, chances[0], target) | _removed_from(
-            "replace_control", whole, chances[1 : 1 + count], target
-        )
+        places = [(pasted, pasted), (away, region)]
+        edits = [self._put(there, source, *place, thin=thin) for place in places for source in (own, given)]
+        chances = self._chances(torch.cat([*edits, there]))
+        effects: dict[str, float] = {}
         names = ("paste", "paste_control", "elsewhere", "elsewhere_control")
-        for name, after in zip(names, chances[1 + count : -1], strict=True):
+        for name, after in zip(names, chances[:-1], strict=True):
             if "paste" not in name or pasted.any():
-                effects |= _added(name, base, after, target)
+                effects |= _added(name, chances[-1], after, target)
         return effects
+
+    def _outside(self, photo: int, region: Bools) -> Bools:
+        """Patches of a region without the object, where it is known by a mask."""
+        return region & self._collected.background[photo] if self._collected.masked[photo] else region
 
     def _dropped(self, own: Tensor, photo: int, target: int, region: Bools, moved: Sequence[Bools]) -> dict[str, float]:
         """Drop the tokens of a region, and as many elsewhere; nothing where the model cannot do without tokens."""
@@ -280,6 +294,11 @@ class Interventions:
 
     def _chances(self, images: Tensor) -> Floats:
         return probabilities(float64_array(self._runner.logits(images)), outputs=self._batch.outputs)
+
+
+def _is_thin(suspicion: Suspicion, region: Bools) -> bool:
+    """Whether only a frame of pixels is exchanged and nothing dropped: a border of patches may be half of a photo."""
+    return suspicion.place == "border" and bool(region.mean() > _LARGE)
 
 
 def _one_class(predicted: Any, photos: Any, random: np.random.Generator) -> Any:

@@ -76,8 +76,10 @@ class Tested:
 
     Attributes:
         suspicion: what was suspected.
+        class_photos: how many photos are predicted as the class.
         removal: dropping and replacing.
         insertion: pasting.
+        parts: the mean of every intervention.
         finding: whether it is a finding.
         shown_by: which of the effects decide it.
         covered_by: number of another finding of the class that explains this one.
@@ -104,9 +106,19 @@ class Tested:
 
     @property
     def decided(self) -> float:
-        """How many predictions it decides: photos that show it, times the larger part that changes."""
-        excess = max((effect.excess for effect in self.effects.values()), default=0.0)
-        return len(self.suspicion.photos) * max(excess, 0.0)
+        """How many predictions it decides: the larger part that changes, of the photos that it was measured on.
+
+        Removal is about the photos that show it; so is a colour that is put into others; patches come from any photo of
+        the class.
+        """
+        shown = len(self.suspicion.photos)
+        pasted = shown if self.suspicion.kind == "colour" else self.class_photos
+        counts = [
+            photos * effect.excess
+            for photos, effect in ((shown, self.removal), (pasted, self.insertion))
+            if effect is not None
+        ]
+        return max([0.0, *counts])
 
     @property
     def is_shortcut(self) -> bool:
