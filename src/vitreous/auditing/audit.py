@@ -100,16 +100,20 @@ class Audit:
         if suspicion.kind == "unusual photo":
             return f"{suspicion.place}, predicted as {name}: {suspicion.reason} ({_p(tested.removal)})"
         what = f"the {suspicion.place}" + (" (a cluster of maps)" if suspicion.kind == "cluster" else "")
-        decided = tested.decided / tested.class_photos
-        parts = [f"{name}: {decided:.0%} of photos decided by {what} ({tested.shown_share:.0%} point to it)"]
+        shown = f"{tested.shown_share:.0%} of photos point to {what}"
+        if tested.finding:
+            decided = tested.decided / tested.class_photos
+            shown = f"{decided:.0%} of photos decided by {what} ({tested.shown_share:.0%} point to it)"
+        parts = [f"{name}: {shown}"]
         if tested.removal is not None:
             removal = tested.removal
             parts.append(f"removing it flips {removal.changed:.0%} (compared with {removal.control:.0%})")
         if tested.insertion is not None:
             paste = tested.insertion
             parts.append(f"pasting it into others makes {paste.changed:.0%} {name} (compared with {paste.control:.0%})")
-        strongest = min(tested.effects.values(), key=lambda effect: effect.q, default=None)
-        return "; ".join([*parts, _p(strongest)])
+        deciding = [tested.effects[effect] for effect in tested.shown_by] if tested.finding else []
+        weakest = max(deciding or tested.effects.values(), key=lambda effect: effect.q, default=None)
+        return "; ".join([*parts, _p(weakest)])
 
     @property
     def decided(self) -> float:

@@ -107,8 +107,8 @@ def as_html(audit: Audit, *, examples: int = 6) -> str:
             each.suspicion.kind,
             each.suspicion.place,
             each.suspicion.reason,
-            *(_told(each.effects.get(name)) for name in ("removal", "insertion")),
-            _percent(max((effect.detectable for effect in each.effects.values()), default=math.nan)),
+            *(_told(each, name) for name in ("removal", "insertion")),
+            _detectable(each),
         )
         for each in audit.rejected
     ]
@@ -127,7 +127,7 @@ def as_html(audit: Audit, *, examples: int = 6) -> str:
         power=_power(audit),
         kinds=list(_KINDS.values()),
         left_out=audit.left_out,
-        settings=json.dumps(dict(audit.settings), indent=2),
+        settings=json.dumps(dict(audit.settings)),
         fingerprint=audit.fingerprint,
         tests=sum(len(each.effects) for each in audit.tested),
         failures=audit.collected.failures[:200],
@@ -167,8 +167,18 @@ def _cells(effect: Effect) -> tuple[str, ...]:
     return (_percent(effect.changed), _percent(effect.control), interval, *tests)
 
 
-def _told(effect: Effect | None) -> str:
-    return "not tested" if effect is None else f"{_percent(effect.excess)}, q {effect.q:.2g}"
+def _told(tested: Tested, name: str) -> str:
+    effect = tested.effects.get(name)
+    if effect is None:
+        return "not tested"
+    logits = tested.suspicion.kind == "shared evidence"
+    return f"{f'{effect.probability:+.2f} logits' if logits else _percent(effect.excess)}, q {effect.q:.2g}"
+
+
+def _detectable(tested: Tested) -> str:
+    """The smallest change that had been found with a power of 80%; of shared evidence, of a logit."""
+    largest = max((effect.detectable for effect in tested.effects.values()), default=math.nan)
+    return f"{largest:.2f} logits" if tested.suspicion.kind == "shared evidence" else _percent(largest)
 
 
 def _percent(value: float) -> str:
