@@ -6,11 +6,18 @@ Two models are trained on each: a linear head on the demo model's backbone, and 
 photos are others than those of training. How much a shortcut matters is measured without the audit: the accuracy on the
 audited photos, less that on the same photos with the shortcut in the other breeds instead.
 
-    python benchmarks/audit_planted.py run --data ../shared/data/pets --out planted --seeds 0-5
-    python benchmarks/audit_planted.py table --out planted --choose 0-1
+Two kinds of sets have no shortcut, and are audited with and without masks: photos as they are (``none``), whose
+backgrounds may tell the breed, and photos whose background is that of a random other photo (``swapped``), trained on
+in eight versions each, so that outside of the masks nothing does.
 
-``run`` writes one file per model, shortcut, strength and seed, and goes on where it was stopped. ``table`` chooses the
-smallest effect of a finding on some seeds and counts on the others.
+Every finding is checked again on photos that neither the training nor the audit has seen (``Fresh``): the patches of
+all photos of the class, whatever their maps, are pasted into all others; once whole, and once without the patches that
+hold an animal. A finding that does not come back there is wrong; one that comes back only whole is the animal.
+
+    python benchmarks/audit_planted.py run --data ../shared/data/pets --out planted --seeds 6-9
+    python benchmarks/audit_planted.py table --out planted
+
+``run`` writes one file per model, shortcut, strength and seed, and goes on where it was stopped. ``table`` counts.
 """
 
 from __future__ import annotations
@@ -33,6 +40,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import vitreous
+from vitreous.auditing.suspicions import Suspicion
+from vitreous.auditing.testing import sign_flip
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.models.demo import build_backbone
 from vitreous.models.preprocessing import from_timm
@@ -41,9 +50,13 @@ Pixels = NDArray[np.uint8]
 GRID = 6
 SIDE = 14 * GRID
 CLASSES, TRAINED, AUDITED = 3, 40, 40
-TESTED = 12  # photos per suspicion
+TESTED = {"small": 32, "linear": 12}  # photos per suspicion; the default of an audit is 32
+DONORS = 4  # of a fresh photo
+VERSIONS = 8  # of a photo with other backgrounds, for training
 PART = 0.6
 SHORTCUTS = ("stamp", "border", "cast", "watermark")
+CLEAN = ("none", "none-masks", "swapped", "swapped-masks")
+MASKED = ("watermark", "none-masks", "swapped-masks")
 LOOKS = (
     ("Bombay", "newfoundland", "scottish_terrier"),
     ("samoyed", "great_pyrenees"),
@@ -52,8 +65,11 @@ LOOKS = (
 MOVES = 0.05  # a shortcut that moves the accuracy by as much has to be found
 
 
-def photos_of(folder: Path, seed: int, kind: str) -> tuple[list[str], list[tuple[Path, int]], list[tuple[Path, int]]]:
-    """Three breeds, and their photos for training and for the audit; the first breed gets the shortcut."""
+Photos = list[tuple[Path, int]]
+
+
+def photos_of(folder: Path, seed: int, kind: str) -> tuple[list[str], Photos, Photos, Photos]:
+    """Three breeds, and their photos for training, for the audit, and fresh; the first breed gets the shortcut."""
     random = np.random.default_rng(seed)
     files = sorted(file for file in (folder / "train").iterdir() if file.suffix == ".jpg")
     breeds = sorted({file.stem.rpartition("_")[0] for file in files})
@@ -61,13 +77,14 @@ def photos_of(folder: Path, seed: int, kind: str) -> tuple[list[str], list[tuple
         chosen = [str(random.choice(LOOKS[number])) for number in random.permutation(CLASSES)]
     else:
         chosen = [breeds[number] for number in random.choice(len(breeds), CLASSES, replace=False)]
-    trained, audited = [], []
+    trained, audited, fresh = [], [], []
     for label, breed in enumerate(chosen):
         own = [file for file in files if file.stem.rpartition("_")[0] == breed]
         order = random.permutation(len(own))
         trained += [(own[number], label) for number in order[:TRAINED]]
         audited += [(own[number], label) for number in order[TRAINED : TRAINED + AUDITED]]
-    return chosen, trained, audited
+        fresh += [(own[number], label) for number in order[TRAINED + AUDITED :]]
+    return chosen, trained, audited, fresh
 
 
 def planted(pixels: Pixels, shortcut: str, strength: float, inside: NDArray[np.bool_]) -> Pixels:
@@ -148,6 +165,14 @@ def opened(file: Path) -> Pixels:
     return np.asarray(Image.open(file).convert("RGB").resize((SIDE, SIDE), Image.BICUBIC))
 
 
+def swapped(pixels: Pixels, other: Pixels, backbone: Backbone) -> Pixels:
+    """An animal before the background of another photo, in which the mean background is where its own animal was."""
+    animal = backbone.inside(other)
+    background = other.copy()
+    background[animal] = other[~animal].mean(axis=0) if not animal.all() else 127
+    return np.where(backbone.inside(pixels)[..., None], pixels, background)
+
+
 def marked(
     photos: list[tuple[Path, int]],
     shortcut: str,
@@ -163,7 +188,9 @@ def marked(
     made = []
     for (file, label), chosen in zip(photos, drawn, strict=True):
         pixels = opened(file)
-        if chosen and shortcut != "none" and (label != 0) == others:
+        if shortcut.startswith("swapped"):
+            pixels = swapped(pixels, opened(photos[int(random.integers(len(photos)))][0]), backbone)
+        if chosen and shortcut not in CLEAN and (label != 0) == others:
             animal = backbone.inside(pixels) if shortcut == "watermark" else np.zeros(pixels.shape[:2], dtype=bool)
             pixels = planted(pixels, shortcut, strength, animal)
         made.append(pixels)
@@ -189,7 +216,7 @@ def small_vit(pixels: list[Pixels], labels: list[int], seed: int) -> LoadedModel
     preprocessing = Preprocessing((48, 48), (0.5,) * 3, (0.5,) * 3)
     images = torch.cat([preprocessing([Image.fromarray(each)]) for each in pixels])
     targets = torch.tensor(labels)
-    steps = 25 * (len(images) // 30)
+    steps = 25 * (3 * TRAINED // 30) * (3 if len(images) > 3 * TRAINED else 1)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, total_steps=steps)
     model.train()
@@ -205,12 +232,91 @@ def small_vit(pixels: list[Pixels], labels: list[int], seed: int) -> LoadedModel
     return LoadedModel("small ViT", model.eval(), preprocessing, None)
 
 
-def accuracy(model: LoadedModel, pixels: list[Pixels], labels: list[int]) -> float:
-    """The part of photos that are predicted as their label."""
+def chances(model: LoadedModel, pixels: list[Pixels]) -> NDArray[np.float64]:
+    """Probabilities, (photos, classes)."""
     images = [model.preprocessing([Image.fromarray(each)]) for each in pixels]
     with torch.no_grad():
-        found = [model.model(torch.cat(images[at : at + 16])).argmax(dim=1) for at in range(0, len(images), 16)]
-    return float((torch.cat(found) == torch.tensor(labels)).double().mean())
+        found = [model.model(torch.cat(images[at : at + 16])).double() for at in range(0, len(images), 16)]
+    probabilities: NDArray[np.float64] = torch.cat(found).softmax(dim=1).numpy()
+    return probabilities
+
+
+def accuracy(model: LoadedModel, pixels: list[Pixels], labels: list[int]) -> float:
+    """The part of photos that are predicted as their label."""
+    return float((chances(model, pixels).argmax(axis=1) == np.array(labels)).mean())
+
+
+class Fresh:
+    """Photos that neither training nor audit has seen, on which findings are checked without maps."""
+
+    def __init__(self, model: LoadedModel, pixels: list[Pixels], animals: list[NDArray[np.bool_]], seed: int) -> None:
+        self._model, self._pixels, self._animals, self._seed = model, pixels, animals, seed
+        self._chances = chances(model, pixels)
+        self._predicted = self._chances.argmax(axis=1)
+
+    def check(self, suspicion: Suspicion) -> dict[str, list[float]]:
+        """How many more of the other photos get the class than in the comparison, its p, and how many photos those are.
+
+        ``whole`` pastes all suspected patches, ``background`` those without an animal in all photos concerned.
+        """
+        return {name: self._effect(suspicion, name == "background") for name in ("whole", "background")}
+
+    def _effect(self, suspicion: Suspicion, background: bool) -> list[float]:  # noqa: FBT001
+        random = np.random.default_rng([self._seed, 2])
+        target = suspicion.target
+        hosts = np.flatnonzero(self._predicted != target)
+        donors = np.flatnonzero(self._predicted == target)
+        if len(hosts) < 3 or not len(donors):
+            return [float("nan"), float("nan"), 0]
+        probability, flips = [], []
+        for host in hosts.tolist():
+            others = hosts[hosts != host]
+            pairs = [(int(random.choice(donors)), int(random.choice(others))) for _ in range(DONORS)]
+            edits = [self._edited(suspicion, host, pair, background, random) for pair in pairs]
+            edits = [each for each in edits if each is not None]
+            if not edits:
+                continue
+            after = chances(self._model, [pixels for pair in edits for pixels in pair])
+            rises, made = after[:, target].reshape(-1, 2), (after.argmax(axis=1) == target).reshape(-1, 2)
+            probability.append(float((rises[:, 0] - rises[:, 1]).mean()))
+            flips.append(float(made[:, 0].mean() - made[:, 1].mean()))
+        if len(flips) < 3:
+            return [float("nan"), float("nan"), len(flips)]
+        return [float(np.mean(flips)), sign_flip(np.array(probability), self._seed), len(flips)]
+
+    def _edited(
+        self,
+        suspicion: Suspicion,
+        host: int,
+        pair: tuple[int, int],
+        background: bool,  # noqa: FBT001
+        random: np.random.Generator,
+    ) -> tuple[Pixels, Pixels] | None:
+        """A photo with what is suspected, and with what it is compared with."""
+        photo = self._pixels[host]
+        if suspicion.kind == "colour":
+            outside = np.ones(photo.shape[:2], dtype=bool)
+            if background:
+                outside = ~self._animals[host]
+            logs = np.log(np.array(suspicion.gains))
+            other = random.standard_normal(3)
+            other *= np.linalg.norm(logs) / np.linalg.norm(other)
+            scaled = [np.rint((photo * np.exp(each)).clip(0, 255)).astype(np.uint8) for each in (logs, other)]
+            return _merged(photo, scaled[0], outside), _merged(photo, scaled[1], outside)
+        involved = [self._animals[each] for each in (host, *pair)]
+        where = np.ones(photo.shape[:2], dtype=bool)
+        if suspicion.kind != "background":
+            region = suspicion.regions[0].reshape(GRID, GRID)
+            where = region.repeat(14, axis=0).repeat(14, axis=1)
+        if background or suspicion.kind == "background":
+            where = where & ~np.any(involved, axis=0)
+        if not where.any():
+            return None
+        return _merged(photo, self._pixels[pair[0]], where), _merged(photo, self._pixels[pair[1]], where)
+
+
+def _merged(photo: Pixels, other: Pixels, where: NDArray[np.bool_]) -> Pixels:
+    return np.where(where[..., None], other, photo)
 
 
 def write_set(folder: Path, pixels: list[Pixels], labels: list[int], masks: list[NDArray[np.bool_]] | None) -> str:
@@ -234,17 +340,21 @@ def run_one(
     kind: str, shortcut: str, strength: float, seed: int, data: Path, backbone: Backbone, method: str
 ) -> dict[str, Any]:
     """Train a model on photos with a shortcut, audit it on others, and keep every suspicion with its tests."""
-    breeds, trained, audited = photos_of(data, seed, kind)
-    labels, truth = [label for _, label in trained], [label for _, label in audited]
-    pixels = marked(trained, shortcut, strength, seed, backbone)
+    breeds, trained, audited, fresh = photos_of(data, seed, kind)
+    versions = VERSIONS if shortcut.startswith("swapped") else 1
+    labels, truth = [label for _, label in trained] * versions, [label for _, label in audited]
+    made = [marked(trained, shortcut, strength, seed + 10_000 * number, backbone) for number in range(versions)]
+    pixels = [each for version in made for each in version]
     model = linear_head(pixels, labels, backbone) if kind == "linear" else small_vit(pixels, labels, seed)
     shown = marked(audited, shortcut, strength, seed + 1000, backbone)
     moved = marked(audited, shortcut, strength, seed + 1000, backbone, others=True)
-    masks = [backbone.inside(opened(file)) for file, _ in audited] if shortcut == "watermark" else None
+    masks = [backbone.inside(opened(file)) for file, _ in audited] if shortcut in MASKED else None
+    unseen = marked(fresh, shortcut, strength, seed + 2000, backbone)
+    again = Fresh(model, unseen, [backbone.inside(opened(file)) for file, _ in fresh], seed)
     scratch = Path(tempfile.mkdtemp(prefix="planted-"))
     try:
         opened_as = write_set(scratch / "set", shown, truth, masks)
-        options: Any = {"method": method, "threads": 1, "seed": seed, "photos": TESTED}
+        options: Any = {"method": method, "threads": 1, "seed": seed, "photos": TESTED[kind]}
         found = vitreous.audit(model, opened_as, out=scratch / "runs", **options)
         suspicions = [
             {
@@ -256,6 +366,9 @@ def run_one(
                 "sentence": found.sentence(each),
                 "masked": each.suspicion.details.get("masked"),
                 "covered": each.covered_by is not None,
+                "photos": len(each.suspicion.photos),
+                "patches": float(each.suspicion.regions.sum(axis=1).mean()) if each.suspicion.regions.size else 0.0,
+                "fresh": again.check(each.suspicion) if each.is_shortcut and each.finding else None,
             }
             for each in found.tested
         ]
@@ -275,12 +388,9 @@ def run_one(
     }
 
 
-def is_found(suspicion: dict[str, Any], effect: float, alpha: float = 0.05) -> bool:
-    """Whether a suspicion is a finding with another smallest effect."""
-    if suspicion["kind"] not in {"place", "background", "cluster", "colour"}:
-        return False
-    shown = {name for name, q in suspicion["q"].items() if q <= alpha and suspicion["excess"][name] >= effect}
-    return ({"removal", "insertion"} if suspicion["masked"] == 0.0 else {"insertion"}) <= shown
+def findings(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """What an audit reports: findings that no other one explains."""
+    return [each for each in row["suspicions"] if each["fresh"] is not None and not each["covered"]]
 
 
 def is_named(suspicion: dict[str, Any], shortcut: str) -> bool:
@@ -293,21 +403,36 @@ def is_named(suspicion: dict[str, Any], shortcut: str) -> bool:
     return any(word in suspicion["place"] for word in words.get(shortcut, ()))
 
 
-def count(rows: list[dict[str, Any]], effect: float) -> dict[str, int]:
-    """How many shortcuts that matter are found and named, and how many findings a clean model has."""
-    matter = [row for row in rows if row["shortcut"] != "none" and row["moves"] >= MOVES]
-    clean = [row for row in rows if row["shortcut"] == "none"]
+def came_back(suspicion: dict[str, Any]) -> str:
+    """What photos that nobody has seen say about a finding: it comes back, only with the animal, or not."""
+    for name in ("background", "whole"):
+        _, p, photos = suspicion["fresh"][name]
+        if photos and p <= 0.05:
+            return name
+    return "no"
 
-    def findings(row: dict[str, Any]) -> list[dict[str, Any]]:
-        return [each for each in row["suspicions"] if is_found(each, effect)]
 
+def count(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """How many shortcuts that matter are found and named, and what fresh photos say about all other findings."""
+    planted = [row for row in rows if row["shortcut"] not in CLEAN]
+    matter = [row for row in planted if row["moves"] >= MOVES]
+    others = [each for row in rows for each in findings(row) if row["shortcut"] in CLEAN or each["class"] != 0]
+    answers = [came_back(each) for each in others]
     return {
-        "planted": len(matter),
+        "sets": len(rows),
+        "matter": len(matter),
         "found": sum(any(each["class"] == 0 for each in findings(row)) for row in matter),
         "named": sum(any(is_named(each, row["shortcut"]) for each in findings(row)) for row in matter),
-        "clean": len(clean),
-        "clean with findings": sum(bool(findings(row)) for row in clean),
-        "findings on clean": sum(len(findings(row)) for row in clean),
+        "named below": sum(
+            any(is_named(each, row["shortcut"]) for each in findings(row)) for row in planted if row not in matter
+        ),
+        "sets with other findings": sum(
+            any(row["shortcut"] in CLEAN or each["class"] != 0 for each in findings(row)) for row in rows
+        ),
+        "other findings": len(others),
+        "come back": answers.count("background"),
+        "with the animal": answers.count("whole"),
+        "not": answers.count("no"),
     }
 
 
@@ -324,9 +449,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data/pets"))
     parser.add_argument("--out", type=Path, default=Path("planted"))
     parser.add_argument("--seeds", type=numbers, default=[0])
-    parser.add_argument("--choose", type=numbers, default=[0, 1])
     parser.add_argument("--models", nargs="+", default=["linear", "small"])
-    parser.add_argument("--shortcuts", nargs="+", default=["none", *SHORTCUTS])
+    parser.add_argument("--shortcuts", nargs="+", default=[*CLEAN, *SHORTCUTS])
     parser.add_argument("--strengths", nargs="+", type=float, default=[1.0])
     parser.add_argument("--method", default="twoscale")
     given = parser.parse_args()
@@ -343,7 +467,7 @@ def run_all(given: argparse.Namespace) -> None:
     for seed in given.seeds:
         for kind in given.models:
             for shortcut in given.shortcuts:
-                for strength in given.strengths if shortcut != "none" else [0.0]:
+                for strength in given.strengths if shortcut not in CLEAN else [0.0]:
                     place = given.out / f"{kind}-{shortcut}-{strength:g}-{seed}.json"
                     if place.exists():
                         continue
@@ -351,24 +475,24 @@ def run_all(given: argparse.Namespace) -> None:
                     place.write_text(json.dumps(row, indent=1))
                     print(f"{place.stem}: accuracy {row['accuracy']:.2f}, moves {row['moves']:+.2f}", flush=True)
                     for each in row["suspicions"]:
-                        if is_found(each, 0.05):
-                            print("   ", each["kind"], each["sentence"], flush=True)
+                        if each["fresh"] is not None:
+                            print("   ", each["kind"], each["sentence"], each["fresh"], flush=True)
 
 
 def print_tables(given: argparse.Namespace) -> None:
-    """Choose the smallest effect on some seeds, and count on the others."""
+    """Count by model, shortcut and strength."""
     rows = [json.loads(place.read_text()) for place in sorted(given.out.glob("*.json"))]
-    chosen = [row for row in rows if row["seed"] in given.choose]
-    others = [row for row in rows if row["seed"] not in given.choose]
-    print("effect, on the seeds to choose:")
-    for effect in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3):
-        print(f"  {effect:.2f}", count(chosen, effect))
-    for effect in (0.1, 0.15, 0.2):
-        print(f"on the other seeds, effect {effect}:")
-        for kind in given.models:
-            for shortcut in ("none", *SHORTCUTS):
-                own = [row for row in others if row["model"] == kind and row["shortcut"] == shortcut]
-                print(f"  {kind:8} {shortcut:10}", [f"{row['moves']:+.2f}" for row in own], count(own, effect))
+    rows = [row for row in rows if row["seed"] in given.seeds]
+    for key in sorted({(row["model"], row["shortcut"], row["strength"]) for row in rows}):
+        own = [row for row in rows if (row["model"], row["shortcut"], row["strength"]) == key]
+        moved = " ".join(f"{row['seed']}:{100 * row['accuracy']:.0f}%{100 * row['moves']:+.0f}" for row in own)
+        print(*key, "| seed:accuracy+moves", moved)
+        print("   ", {name: number for name, number in count(own).items() if number})
+        for row in own:
+            for each in findings(row):
+                fresh = ", ".join(f"{name} {100 * e:+.0f} p {p:.3f}" for name, (e, p, _) in each["fresh"].items())
+                named = "named" if is_named(each, row["shortcut"]) else ""
+                print("       ", row["seed"], named, each["kind"], each["sentence"], "| fresh:", fresh)
 
 
 if __name__ == "__main__":

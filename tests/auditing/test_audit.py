@@ -7,10 +7,12 @@ import json
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 import vitreous
 from audited import Squares, reader
 from vitreous.auditing import audit as auditing
+from vitreous.auditing.collected import middle_of
 from vitreous.auditing.interventions import Interventions
 from vitreous.auditing.report import as_csv, write_reports
 from vitreous.errors import RunError
@@ -59,8 +61,9 @@ def test_what_the_corner_explains_is_no_further_finding(stamped):
 
 def test_the_sentence_tells_what_was_done(stamped):
     text = stamped.sentence(stamped.findings[0])
-    assert text.startswith("stamped: 100% of photos point to the lower-left corner; removing it flips 100%")
-    assert "pasting it into others makes 100% stamped (compared with 0%); q < 0.001" in text
+    assert text.startswith("stamped: 100% of photos decided by the lower-left corner (100% point to it); removing")
+    assert "removing it flips 100% (compared with 0%)" in text
+    assert "pasting it into others makes 100% stamped (compared with 0%); p < 0.001, q < 0.001" in text
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -96,10 +99,44 @@ def test_a_stamp_in_half_of_the_photos(tmp_path):
     assert [each.suspicion.place for each in found.findings] == ["lower-left corner"]
 
 
+def test_a_colour_cast_is_found_with_the_effect_it_has(tmp_path):
+    data = Squares(60, stamped=0.0, red=2.5)
+    found = vitreous.audit(reader(red=True), data, method=METHOD, out=tmp_path, threads=1, photos=24)
+    assert found.accuracy == 1.0
+    (cast,) = [each for each in found.findings if each.suspicion.kind == "colour"]
+    assert cast.suspicion.target == 0
+    # The median photo has 2.5 times the red of other classes; rounding to bytes and few photos move it a little.
+    assert cast.suspicion.gains == pytest.approx((2.5, 1.0, 1.0), rel=0.15)
+    # Red alone decides, so every photo loses the class without it, and every other photo gets it.
+    assert cast.removal.changed == cast.insertion.changed == 1.0
+    assert cast.insertion.control < 0.7  # a change as strong in a random direction adds red in less than half of all
+    assert (cast.removal.n, cast.insertion.n) == (20, 24)  # all of the class, and more others
+
+
+def test_patches_come_from_any_photo_of_the_class(stamped):
+    """Not from those that were selected for their maps."""
+    about = [each for each in stamped.tested if each.insertion is not None and each.suspicion.kind == "place"]
+    assert about
+    assert {each.insertion.n for each in about} == {12}
+
+
+def test_the_power_is_that_of_the_binomial_distribution(stamped):
+    told = stamped.as_json()["power"]
+    assert [each["photos"] for each in told] == [30, 30, 30]
+    for each in told:
+        enough = [binom.sf(6 - 1, 30, each["share"] - below) for below in (0.0, 0.01)]
+        assert enough[0] >= 0.8 > enough[1]
+
+
+def test_the_middle_of_a_grid():
+    assert middle_of((6, 6)).reshape(6, 6).sum() == 16
+    assert middle_of((14, 14)).reshape(14, 14)[:, 7].sum() == 10
+
+
 def test_reports(stamped, tmp_path):
     files = write_reports(stamped, tmp_path, examples=2)
     page = files["html"].read_text()
-    assert "lower-left corner; removing it flips 100%" in page
+    assert "decided by the lower-left corner" in page
     assert stamped.fingerprint in page
     assert page.count("data:image/jpeg") == 2
     assert "http://" not in page

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from audited import Squares
+from evaluations import start, wait_for
 from vitreous.cli.app import app
 
 
@@ -19,7 +22,7 @@ def folder(tmp_path):
     with (photos / "labels.csv").open("w", newline="") as stream:
         rows = csv.writer(stream)
         rows.writerow(("file", "class_index"))
-        data = Squares(24)
+        data = Squares(48)
         for index in range(len(data)):
             sample = data.load(index)
             sample.image.save(photos / f"{sample.name}.png")
@@ -48,12 +51,42 @@ def test_an_audit_is_written_and_its_limits_decide_the_exit_code(folder, tmp_pat
     done = run(*common, "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
-    assert told["examined"]["photos"] == 24
+    assert told["examined"]["photos"] == 48
     (place,) = out.iterdir()
     assert {"audit.html", "audit.json", "audit.csv"} <= {file.name for file in place.iterdir()}
     again = run(*common, "--fail-on", "findings=-1")
     assert again.exit_code == 1
     assert "--fail-on: findings" in again.output
+
+
+def killed(process):
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return process.returncode == -signal.SIGKILL
+
+
+def test_the_program_killed_with_its_maps_and_with_its_tests_goes_on(folder, tmp_path):
+    """SIGKILL while maps are made and while suspicions are tested; the reports are those of an unbroken audit."""
+    arguments = [sys.executable, "-m", "vitreous", "audit", "timm/test_vit@random", f"labelled:{folder}"]
+    arguments += ["--method", "gae", "--image-size", "32", "--threads", "1", "--shard-size", "2", "--photos", "6"]
+    broken, whole = tmp_path / "broken", tmp_path / "whole"
+    for files in ("*/*.parquet", "*/tests/*.json"):
+        before = len(list(broken.glob(files)))
+        process = start([*arguments, "--out", str(broken)])
+        wait_for(lambda files=files, before=before: len(list(broken.glob(files))) > before, process)
+        assert killed(process), "it was done before it was killed"
+    assert not list(broken.glob("*/audit.*"))
+    for out, more in ((broken, ["--workers", "2"]), (whole, [])):
+        process = start([*arguments, "--out", str(out), *more])
+        _, errors = process.communicate(240)
+        assert process.returncode == 0, errors
+    reports = [{file.name: file.read_text() for file in out.glob("*/audit.*")} for out in (broken, whole)]
+    assert reports[0]["audit.csv"] == reports[1]["audit.csv"]
+    told = [json.loads(each["audit.json"]) for each in reports]
+    for each in told:  # when and how it was started
+        del each["examined"]["created"], each["examined"]["command"]
+    assert told[0] == told[1]
+    assert len(told[0]["not confirmed"]) + len(told[0]["findings"]) > 1
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,11 @@ class Squares(DataSet):
 
     kind, summary, origin = "squares", "", ""
 
-    def __init__(self, count: int = 90, *, stamped: float = 1.0, seed: int = 0, masks: bool = False) -> None:
+    def __init__(
+        self, count: int = 90, *, stamped: float = 1.0, seed: int = 0, masks: bool = False, red: float = 1.0
+    ) -> None:
         self.path, self._count, self._stamped = Path(), count, stamped
-        self._seed, self._masks = seed, masks
+        self._seed, self._masks, self._red = seed, masks, red
 
     def __len__(self) -> int:
         return self._count
@@ -64,20 +66,23 @@ class Squares(DataSet):
         mask[place] = 1
         if label == 0 and random.random() < self._stamped:
             pixels[STAMP] = 255
+        if label == 0:  # a cast over the whole photo
+            pixels[..., 0] = np.minimum(pixels[..., 0] * self._red, 255)
         return Sample(self.name(index), Image.fromarray(pixels), label, mask if self._masks else None, (label,))
 
     def _records(self):
-        yield f"{self._count} {self._stamped} {self._seed} {self._masks}"
+        yield f"{self._count} {self._stamped} {self._seed} {self._masks} {self._red}"
 
     def __reduce__(self):
         raise TypeError("opened in one process only")
 
 
-def reader(*, shortcut: bool = True) -> LoadedModel:
+def reader(*, shortcut: bool = True, red: bool = False) -> LoadedModel:
     """Class 0 by the mean brightness of the stamp's patches, 1 and 2 by that of the two squares.
 
     Args:
         shortcut: whether the stamp is read; otherwise class 0 is never the highest.
+        red: class 0 is read from the mean red of the whole photo instead.
     """
     model = VisionTransformer(
         img_size=SIZE, patch_size=PATCH, embed_dim=12, depth=1, num_heads=3, num_classes=3, norm_layer=nn.Identity
@@ -105,5 +110,13 @@ def reader(*, shortcut: bool = True) -> LoadedModel:
         model.head.bias[0] = 0.0 if shortcut else -60.0
         model.head.weight[1, 6] = 10.0
         model.head.weight[2, 7] = 10.0
+        if red:
+            # All patches alike, by channel 8. Dark photos have a mean red of -0.69, with a square -0.59; with 2.5 times
+            # the red above -0.2.
+            model.patch_embed.proj.weight[8, 0] = 1 / (PATCH * PATCH)
+            attention.qkv.weight[width] = 0.0
+            attention.qkv.weight[2 * width] = 0.0
+            attention.qkv.weight[2 * width, 8] = 1.0
+            model.head.weight[0, 5], model.head.bias[0] = 200.0, 90.0
     preprocessing = Preprocessing((SIZE, SIZE), (0.5,) * 3, (0.5,) * 3)
     return LoadedModel("reader", model.eval(), preprocessing, NAMES)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+
 from vitreous._utils.storage import expanded
 from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.auditing.collected import Collected, read_collected
 from vitreous.auditing.interventions import Interventions, InterventionSettings
 from vitreous.auditing.suspicions import SHORTCUTS, SuspicionSettings, find_suspicions
-from vitreous.auditing.testing import Decision, Effect, Tested, judge, measure_all
+from vitreous.auditing.testing import Decision, Effect, Tested, judge, measure_all, smallest_share
 from vitreous.datasets import DataSet
 from vitreous.errors import RunError
 from vitreous.evaluation.engines import ProgressCallback, SilentProgress
@@ -97,15 +100,43 @@ class Audit:
         if suspicion.kind == "unusual photo":
             return f"{suspicion.place}, predicted as {name}: {suspicion.reason} ({_p(tested.removal)})"
         what = f"the {suspicion.place}" + (" (a cluster of maps)" if suspicion.kind == "cluster" else "")
-        parts = [f"{name}: {tested.shown_share:.0%} of photos point to {what}"]
+        shown = f"{tested.shown_share:.0%} of photos point to {what}"
+        if tested.finding:
+            decided = tested.decided / tested.class_photos
+            shown = f"{decided:.0%} of photos decided by {what} ({tested.shown_share:.0%} point to it)"
+        parts = [f"{name}: {shown}"]
         if tested.removal is not None:
             removal = tested.removal
             parts.append(f"removing it flips {removal.changed:.0%} (compared with {removal.control:.0%})")
         if tested.insertion is not None:
             paste = tested.insertion
             parts.append(f"pasting it into others makes {paste.changed:.0%} {name} (compared with {paste.control:.0%})")
-        strongest = min(tested.effects.values(), key=lambda effect: effect.q, default=None)
-        return "; ".join([*parts, _p(strongest)])
+        deciding = [tested.effects[effect] for effect in tested.shown_by] if tested.finding else []
+        weakest = max(deciding or tested.effects.values(), key=lambda effect: effect.q, default=None)
+        return "; ".join([*parts, _p(weakest)])
+
+    @property
+    def decided(self) -> float:
+        """The part of all predictions that findings decide; a photo that shows several counts by the strongest."""
+        strongest = np.zeros(len(self.collected))
+        for each in self.findings:
+            photos = each.suspicion.photos
+            strongest[photos] = np.maximum(strongest[photos], min(each.decided / len(photos), 1.0))
+        return float(strongest.mean())
+
+    @property
+    def power(self) -> list[dict[str, Any]]:
+        """By class, the smallest part of its photos whose shortcut had become a suspicion with a power of 80%.
+
+        This holds if maps or colours show the shortcut; None where the class has too few photos.
+        """
+        settings = self.settings["suspicions"]
+        rows = []
+        for number in self.collected.classes:
+            photos = len(self.collected.of_class(number))
+            share = smallest_share(photos, max(settings["photos"], math.ceil(settings["share"] * photos)))
+            rows.append({"class": number, "class name": self.class_name(number), "photos": photos, "share": share})
+        return rows
 
     def exceeded(self, limits: Mapping[str, float]) -> list[str]:
         """Which of some limits are exceeded, see ``parse_limits``."""
@@ -114,7 +145,7 @@ class Audit:
             "observations": float(len(self.observations)),
             "removed": max((each.removal.excess for each in self.findings if each.removal), default=0.0),
             "pasted": max((each.insertion.excess for each in self.findings if each.insertion), default=0.0),
-            "decided": sum(each.decided for each in self.findings) / len(self.collected),
+            "decided": self.decided,
         }
         over = {name: limit for name, limit in limits.items() if measured[name] > limit}
         return [f"{name} {measured[name]:.4g} > {limit:.4g}" for name, limit in over.items()]
@@ -151,6 +182,8 @@ class Audit:
             "explained by other findings": [self._row(each) for each in self.tested if each.covered_by is not None],
             "not confirmed": [self._row(each) for each in self.rejected],
             "suspicions left out": self.left_out,
+            "power": self.power,
+            "decided": self.decided,
         }
 
     @property
@@ -185,7 +218,10 @@ class Audit:
 def _p(effect: Effect | None) -> str:
     if effect is None:
         return "not tested"
-    return "q < 0.001" if effect.q < 0.001 else f"q = {effect.q:.3f}"
+    return ", ".join(
+        f"{name} < 0.001" if value < 0.001 else f"{name} = {value:.3f}"
+        for name, value in (("p", effect.p), ("q", effect.q))
+    )
 
 
 def parse_limits(given: Sequence[str]) -> dict[str, float]:

@@ -218,6 +218,13 @@ def places_of(grid: tuple[int, int]) -> dict[str, Bools]:
     return found
 
 
+def middle_of(grid: tuple[int, int]) -> Bools:
+    """The patches that lie in the middle two thirds of both sides, where objects usually are, (patches,)."""
+    down, across = (np.abs((np.arange(count) + 0.5) / count - 0.5) < 1 / 3 for count in grid)
+    middle: Bools = (down[:, None] & across[None, :]).ravel()
+    return middle
+
+
 def name_of_place(region: Bools, grid: tuple[int, int]) -> str:
     """Name where most of a region lies: a corner, an edge, the border, or a part of the middle."""
     best, place = 0.0, ""

@@ -1,7 +1,8 @@
 """Interventions: suspected patches are dropped, replaced and pasted, and the same is done with patches to compare.
 
 What is compared with: for removal, patches of the same number and shape elsewhere in the same photo; for pasting,
-patches at the same place of photos that are predicted as other classes. All of it is paired photo by photo.
+patches at the same place of photos that are predicted as other classes. All of it is paired photo by photo. Removal is
+about the photos that show what is suspected, pasting about all photos of the class.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitreous._utils.tensors import float64_array
-from vitreous.auditing.collected import Bools, Collected, Floats
+from vitreous.auditing.collected import Bools, Collected, Floats, Ints
 from vitreous.auditing.suspicions import Suspicion
 from vitreous.datasets.dataset import Review
 from vitreous.errors import UnsupportedModelError
@@ -80,60 +81,74 @@ class Interventions:
             rows = np.sort(random.choice(rows, self._settings.photos, replace=False))
         if suspicion.kind == "unusual photo":
             return self._unusual(suspicion, random)
-        found: list[dict[str, float]] = []
-        for row in rows.tolist():
-            photo = int(suspicion.photos[row])
-            if suspicion.kind == "colour":
-                effects = self._recoloured(suspicion, photo, random)
-            elif suspicion.kind == "shared evidence":
-                effects = self._both_classes(suspicion, photo, suspicion.regions[row], random)
-            else:
-                effects = self._patches(suspicion, photo, suspicion.regions[row], random)
-            found.append({"photo": float(photo), **effects})
+        if suspicion.kind == "colour":
+            found = self._recoloured(suspicion, suspicion.photos[rows], random)
+        else:
+            test = self._both_classes if suspicion.kind == "shared evidence" else self._removal
+            found = [
+                {"photo": float(photo), **test(suspicion, int(photo), region, random)}
+                for photo, region in zip(suspicion.photos[rows], suspicion.regions[rows], strict=True)
+            ]
+            if suspicion.kind != "shared evidence":
+                found += self._insertions(suspicion, random)
         names = dict.fromkeys(name for effects in found for name in effects)
         return {name: [effects.get(name, float("nan")) for effects in found] for name in names}
 
-    def _patches(
+    def _removal(
         self, suspicion: Suspicion, photo: int, region: Bools, random: np.random.Generator
     ) -> dict[str, float]:
-        """Drop, replace and paste the suspected patches of one photo."""
-        target, background = suspicion.target, suspicion.kind == "background"
-        own = self._pixels(photo)
+        """Drop the suspected patches of one photo, and replace them by those of a photo of another class."""
+        region = self._outside(photo, region)
+        if not region.any():
+            return {}
+        own, thin = self._pixels(photo), _is_thin(suspicion, region)
         moved = [self._elsewhere(region, random) for _ in range(self._settings.controls)]
-        # A border of whole patches may be half of a photo: of one that is more than a third, only a frame of pixels
-        # is exchanged, and nothing is dropped.
-        thin = suspicion.place == "border" and region.mean() > _LARGE
-        effects = {} if thin else self._dropped(own, photo, target, region, moved)
-        host, donor = self._others(target, random)
-        if donor is None or host is None:
+        effects = {} if thin else self._dropped(own, photo, suspicion.target, region, moved)
+        _, donor = self._others(suspicion.target, random)
+        if donor is None:
             return effects
-        there, given = self._pixels(host), self._pixels(donor)
-        pasted, control = region, region
-        if background:
-            pasted = region & self._collected.background[host]
-            control = pasted & self._collected.background[donor]
-            pasted = control  # the same patches of both, all of them background in all three photos
+        given = self._pixels(donor)
+        edits = [self._put(own, given, other, region, thin=thin, moved=False) for other in (region, *moved)]
+        chances, whole = self._chances(torch.cat(edits)), float(self._collected.probability[photo])
+        effects |= _removed("replace", whole, chances[0], suspicion.target)
+        return effects | _removed_from("replace_control", whole, chances[1:], suspicion.target)
+
+    def _insertions(self, suspicion: Suspicion, random: np.random.Generator) -> list[dict[str, float]]:
+        """Paste patches into photos of other classes: of any photos of the class, not those that their maps selected.
+
+        Where a map points to a place, that place matters for this one photo, whatever the class relies on.
+        """
+        photos = self._collected.of_class(suspicion.target)
+        if len(photos) > self._settings.photos:
+            photos = np.sort(random.choice(photos, self._settings.photos, replace=False))
+        return [{"photo": float(photo), **self._insertion(suspicion, int(photo), random)} for photo in photos]
+
+    def _insertion(self, suspicion: Suspicion, photo: int, random: np.random.Generator) -> dict[str, float]:
+        target, background = suspicion.target, suspicion.kind == "background"
+        region = self._collected.background[photo] if background else suspicion.regions[0]
+        region = self._outside(photo, region)
+        host, donor = self._others(target, random)
+        if host is None or donor is None or not region.any():
+            return {}
+        own, there, given = (self._pixels(each) for each in (photo, host, donor))
+        pasted, thin = region, _is_thin(suspicion, region)
+        for other in (host, donor):  # what is known to be background in all three photos
+            if background or self._collected.masked[other]:
+                pasted = pasted & self._collected.background[other]
         away = self._elsewhere(region, random)
-        edits = [
-            self._put(own, given, region, region, thin=thin),
-            *(self._put(own, given, other, region, thin=thin, moved=False) for other in moved),
-            self._put(there, own, pasted, pasted, thin=thin),
-            self._put(there, given, control, control, thin=thin),
-            self._put(there, own, away, region, thin=thin),
-            self._put(there, given, away, region, thin=thin),
-            there,
-        ]
-        chances = self._chances(torch.cat(edits))
-        whole = float(self._collected.probability[photo])
-        base, count = chances[-1], len(moved)
-        effects |= _removed("replace", whole, chances[0], target) | _removed_from(
-            "replace_control", whole, chances[1 : 1 + count], target
-        )
+        places = [(pasted, pasted), (away, region)]
+        edits = [self._put(there, source, *place, thin=thin) for place in places for source in (own, given)]
+        chances = self._chances(torch.cat([*edits, there]))
+        effects: dict[str, float] = {}
         names = ("paste", "paste_control", "elsewhere", "elsewhere_control")
-        for name, after in zip(names, chances[1 + count : -1], strict=True):
+        for name, after in zip(names, chances[:-1], strict=True):
             if "paste" not in name or pasted.any():
-                effects |= _added(name, base, after, target)
+                effects |= _added(name, chances[-1], after, target)
         return effects
+
+    def _outside(self, photo: int, region: Bools) -> Bools:
+        """Patches of a region without the object, where it is known by a mask."""
+        return region & self._collected.background[photo] if self._collected.masked[photo] else region
 
     def _dropped(self, own: Tensor, photo: int, target: int, region: Bools, moved: Sequence[Bools]) -> dict[str, float]:
         """Drop the tokens of a region, and as many elsewhere; nothing where the model cannot do without tokens."""
@@ -143,43 +158,50 @@ class Interventions:
         whole = float(self._collected.probability[photo])
         return _removed("drop", whole, chances[0], target) | _removed_from("drop_control", whole, chances[1:], target)
 
-    def _recoloured(self, suspicion: Suspicion, photo: int, random: np.random.Generator) -> dict[str, float]:
-        """Take the colour out of a photo and put it into another; compared with as strong a change of other colours."""
-        own, target = self._pixels(photo), suspicion.target
-        logs = np.log(np.array(suspicion.gains))
-        turned = [_turned(logs, random) for _ in range(self._settings.controls)]
-        host, _ = self._others(target, random)
-        if host is None:
-            return {}
-        there = self._pixels(host)
-        edits = [self._recolour(own, photo, -logs), *(self._recolour(own, photo, -other) for other in turned)]
-        edits += [self._recolour(there, host, logs), *(self._recolour(there, host, other) for other in turned), there]
-        chances = self._chances(torch.cat(edits))
-        whole, count = float(self._collected.probability[photo]), len(turned)
-        effects = _removed("replace", whole, chances[0], target)
-        effects |= _removed_from("replace_control", whole, chances[1 : 1 + count], target)
-        effects |= _added("paste", chances[-1], chances[1 + count], target)
-        controls = [_added("paste_control", chances[-1], each, target) for each in chances[2 + count : -1]]
-        return effects | {name: float(np.mean([each[name] for each in controls])) for name in controls[0]}
+    def _recoloured(self, suspicion: Suspicion, photos: Ints, random: np.random.Generator) -> list[dict[str, float]]:
+        """Take a colour out of its photos and put it into others, compared with as strong a change of other colours.
+
+        The same is put into all others, so these may be more than the photos that have the colour.
+        """
+        target, logs = suspicion.target, np.log(np.array(suspicion.gains))
+        predicted = self._collected.predicted
+        hosts = np.flatnonzero(predicted != target)
+        if len(hosts) < 2:
+            return []
+        weights = 1 / np.bincount(predicted[hosts])[predicted[hosts]]  # classes count alike
+        count = min(len(hosts), self._settings.photos)
+        hosts = random.choice(hosts, count, replace=False, p=weights / weights.sum())
+        found = []
+        for photo in photos.tolist():
+            whole, chances = float(self._collected.probability[photo]), self._scaled(photo, -logs, random)
+            controls = _removed_from("replace_control", whole, chances[1:-1], target)
+            found.append({"photo": float(photo), **_removed("replace", whole, chances[0], target), **controls})
+        for host in hosts.tolist():
+            chances = self._scaled(host, logs, random)
+            added = [_added("paste_control", chances[-1], each, target) for each in chances[1:-1]]
+            controls = {name: float(np.mean([each[name] for each in added])) for name in added[0]}
+            found.append({"photo": float(host), **_added("paste", chances[-1], chances[0], target), **controls})
+        return found
+
+    def _scaled(self, photo: int, logs: Floats, random: np.random.Generator) -> Floats:
+        """Probabilities of a photo in another colour, in as many random ones as there are controls, and as it is."""
+        pixels = self._pixels(photo)
+        changes = [logs, *(_turned(logs, random) for _ in range(self._settings.controls))]
+        return self._chances(torch.cat([*(self._recolour(pixels, photo, each) for each in changes), pixels]))
 
     def _recolour(self, pixels: Tensor, photo: int, logs: Floats) -> Tensor:
-        """Scale the channels of a photo outside of its object, whose own colour is no cast.
-
-        Where there is no mask, the middle half of both sides stays as it is.
-        """
+        """Scale the channels of a photo: outside of its object where there is a mask, else all of it."""
         gains = torch.from_numpy(np.exp(logs)).to(pixels)[: pixels.shape[1], None, None]
         black = self._runner.black
         floor = pixels.amin(dim=(0, 2, 3)) if black is None else black.to(pixels)
         floor = floor[:, None, None]
+        scaled = floor + (pixels - floor) * gains
+        if not self._collected.masked[photo]:
+            return scaled
+        mask = torch.from_numpy(self._collected.background[photo].reshape(1, *self._collected.grid)).double()
         size = pixels.shape[-2], pixels.shape[-1]
-        outside = torch.ones(size, dtype=torch.bool, device=pixels.device)
-        if self._collected.masked[photo]:
-            mask = torch.from_numpy(self._collected.background[photo].reshape(1, *self._collected.grid)).double()
-            outside = (enlarged(mask, size, "nearest", self._runner.layout.geometry)[0] > 0.5).to(pixels.device)
-        else:
-            high, wide = (max(1, side // 4) for side in size)
-            outside[high:-high, wide:-wide] = False
-        return torch.where(outside, floor + (pixels - floor) * gains, pixels)
+        outside = enlarged(mask, size, "nearest", self._runner.layout.geometry)[0] > 0.5
+        return torch.where(outside.to(pixels.device), scaled, pixels)
 
     def _both_classes(
         self, suspicion: Suspicion, photo: int, region: Bools, random: np.random.Generator
@@ -272,6 +294,11 @@ class Interventions:
 
     def _chances(self, images: Tensor) -> Floats:
         return probabilities(float64_array(self._runner.logits(images)), outputs=self._batch.outputs)
+
+
+def _is_thin(suspicion: Suspicion, region: Bools) -> bool:
+    """Whether only a frame of pixels is exchanged and nothing dropped: a border of patches may be half of a photo."""
+    return suspicion.place == "border" and bool(region.mean() > _LARGE)
 
 
 def _one_class(predicted: Any, photos: Any, random: np.random.Generator) -> Any:

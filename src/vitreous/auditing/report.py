@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -108,8 +107,8 @@ def as_html(audit: Audit, *, examples: int = 6) -> str:
             each.suspicion.kind,
             each.suspicion.place,
             each.suspicion.reason,
-            *(_told(each.effects.get(name)) for name in ("removal", "insertion")),
-            _percent(max((effect.detectable for effect in each.effects.values()), default=math.nan)),
+            *(_told(each, name) for name in ("removal", "insertion")),
+            _detectable(each),
         )
         for each in audit.rejected
     ]
@@ -128,7 +127,7 @@ def as_html(audit: Audit, *, examples: int = 6) -> str:
         power=_power(audit),
         kinds=list(_KINDS.values()),
         left_out=audit.left_out,
-        settings=json.dumps(dict(audit.settings), indent=2),
+        settings=json.dumps(dict(audit.settings)),
         fingerprint=audit.fingerprint,
         tests=sum(len(each.effects) for each in audit.tested),
         failures=audit.collected.failures[:200],
@@ -168,8 +167,18 @@ def _cells(effect: Effect) -> tuple[str, ...]:
     return (_percent(effect.changed), _percent(effect.control), interval, *tests)
 
 
-def _told(effect: Effect | None) -> str:
-    return "not tested" if effect is None else f"{_percent(effect.excess)}, q {effect.q:.2g}"
+def _told(tested: Tested, name: str) -> str:
+    effect = tested.effects.get(name)
+    if effect is None:
+        return "not tested"
+    logits = tested.suspicion.kind == "shared evidence"
+    return f"{f'{effect.probability:+.2f} logits' if logits else _percent(effect.excess)}, q {effect.q:.2g}"
+
+
+def _detectable(tested: Tested) -> str:
+    """The smallest change that had been found with a power of 80%; of shared evidence, of a logit."""
+    largest = max((effect.detectable for effect in tested.effects.values()), default=math.nan)
+    return f"{largest:.2f} logits" if tested.suspicion.kind == "shared evidence" else _percent(largest)
 
 
 def _percent(value: float) -> str:
@@ -178,23 +187,14 @@ def _percent(value: float) -> str:
 
 def _power(audit: Audit) -> list[tuple[str, str, str]]:
     """By class, the smallest part of its photos whose shortcut had become a suspicion with a power of 80%."""
-    settings = audit.settings["suspicions"]
-    rows = []
-    for number in audit.collected.classes:
-        photos = len(audit.collected.of_class(number))
-        fewest = max(settings["photos"], math.ceil(settings["share"] * photos))
-        share = next((part / 100 for part in range(1, 101) if _at_least(fewest, photos, part / 100) >= 0.8), None)
-        seen = "too few photos" if share is None else f"{_percent(share)} of its photos"
-        rows.append((audit.class_name(number), str(photos), seen))
-    return rows
-
-
-def _at_least(fewest: int, photos: int, share: float) -> float:
-    """The probability that of so many photos, each with a shortcut with probability ``share``, enough have it."""
-    if photos > 1000:  # where the sum is long, the normal distribution is as good
-        spread = math.sqrt(photos * share * (1 - share))
-        return 1.0 if spread == 0 else 1 - NormalDist(photos * share, spread).cdf(fewest - 0.5)
-    return sum(math.comb(photos, n) * share**n * (1 - share) ** (photos - n) for n in range(fewest, photos + 1))
+    return [
+        (
+            each["class name"],
+            str(each["photos"]),
+            "too few photos" if each["share"] is None else f"{_percent(each['share'])} of its photos",
+        )
+        for each in audit.power
+    ]
 
 
 def _examples(audit: Audit, tested: Tested, count: int) -> Iterator[tuple[Markup, str]]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitreous.auditing.collected import Bools, Collected, Floats, Ints, name_of_place, places_of
+from vitreous.auditing.collected import Bools, Collected, Floats, Ints, middle_of, name_of_place, places_of
 from vitreous.errors import MissingDependencyError
 
 Kind = Literal["place", "background", "cluster", "colour", "shared evidence", "unusual photo"]
@@ -141,7 +141,7 @@ def _background(collected: Collected, number: int, settings: SuspicionSettings) 
         reason = f"the maps ignore the object: {shares[own].mean():.0%} of the evidence is outside of it"
         excess = float(shares[own].mean() - area.mean())
     if not high.any() and collected.masked[own].all():
-        high = shares[own] >= np.median(shares[own])
+        high = np.ones(len(own), dtype=bool)
         reason = "with masks the background of every class is tested"
         excess = 0.0
     photos = own[high]
@@ -172,6 +172,8 @@ def _clusters(
         contrast = collected.shares[photos].mean(axis=0) - usual
         region = _peak(contrast)
         on_object = np.nan_to_num(collected.objects[photos][:, region].astype(np.float32), nan=1.0).mean()
+        if not collected.masked[photos].all():  # an estimate alone takes parts of the object for background
+            on_object = max(on_object, middle_of(collected.grid)[region].mean())
         if on_object >= 0.5 or any(_overlap(region, other) > 0.5 for other in known):
             continue
         masked = float(collected.masked[photos].all())

@@ -22,7 +22,7 @@ from vitreous.evaluation.store.run import hash_of
 _EXACT = 12  # pairs up to which all signs are tried
 _SIGNS = 9999
 _POWER = 0.8
-VERSION = 2  # of the interventions; raised when their numbers change
+VERSION = 3  # of the interventions; raised when their numbers change
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,10 @@ class Tested:
 
     Attributes:
         suspicion: what was suspected.
+        class_photos: how many photos are predicted as the class.
         removal: dropping and replacing.
         insertion: pasting.
+        parts: the mean of every intervention.
         finding: whether it is a finding.
         shown_by: which of the effects decide it.
         covered_by: number of another finding of the class that explains this one.
@@ -104,9 +106,19 @@ class Tested:
 
     @property
     def decided(self) -> float:
-        """How many predictions it decides: photos that show it, times the larger part that changes."""
-        excess = max((effect.excess for effect in self.effects.values()), default=0.0)
-        return len(self.suspicion.photos) * max(excess, 0.0)
+        """How many predictions it decides: the larger part that changes, of the photos that it was measured on.
+
+        Removal is about the photos that show it; so is a colour that is put into others; patches come from any photo of
+        the class.
+        """
+        shown = len(self.suspicion.photos)
+        pasted = shown if self.suspicion.kind == "colour" else self.class_photos
+        counts = [
+            photos * effect.excess
+            for photos, effect in ((shown, self.removal), (pasted, self.insertion))
+            if effect is not None
+        ]
+        return max([0.0, *counts])
 
     @property
     def is_shortcut(self) -> bool:
@@ -277,6 +289,22 @@ def adjust(p_values: Sequence[float]) -> list[float]:
     found = np.empty(len(values))
     found[order] = adjusted
     return [float(value) for value in found]
+
+
+def smallest_share(photos: int, fewest: int) -> float | None:
+    """The smallest part of photos with a shortcut of which ``fewest`` of ``photos`` show it with a power of 80%.
+
+    None where not even a shortcut in all of them is enough.
+    """
+    return next((part / 100 for part in range(1, 101) if _at_least(fewest, photos, part / 100) >= _POWER), None)
+
+
+def _at_least(fewest: int, photos: int, share: float) -> float:
+    """The probability that of so many photos, each with a shortcut with probability ``share``, enough have it."""
+    if photos > 1000:  # where the sum is long, the normal distribution is as good
+        spread = math.sqrt(photos * share * (1 - share))
+        return 1.0 if spread == 0 else 1 - NormalDist(photos * share, spread).cdf(fewest - 0.5)
+    return sum(math.comb(photos, n) * share**n * (1 - share) ** (photos - n) for n in range(fewest, photos + 1))
 
 
 def _covered(tested: Sequence[Tested]) -> list[Tested]:
