@@ -5,6 +5,7 @@ import pytest
 import torch
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.metrics.cam_mult_image import CamMultImageConfidenceChange, DropInConfidence
+from pytorch_grad_cam.metrics.road import ROADCombined, ROADMostRelevantFirst
 from pytorch_grad_cam.utils.image import show_cam_on_image
 from pytorch_grad_cam.utils.model_targets import (
     ClassifierOutputReST,
@@ -13,7 +14,7 @@ from pytorch_grad_cam.utils.model_targets import (
 )
 
 import vitreous
-from small_models import random_images, small_vit
+from small_models import cheap_spelling, random_images, small_vit
 from vitreous.errors import MethodError, TargetError
 from vitreous.integrations.grad_cam import VitreousCAM, cam_class
 
@@ -60,12 +61,52 @@ def test_the_example_for_vision_transformers(model, input_tensor):
     assert np.abs(ours - theirs).max() < 1e-4
 
 
-@pytest.mark.parametrize("method", ["tokentm", "gradtoken", "decompx.skipplus", "rollout", "smoothgrad"])
-def test_maps_fill_the_range(model, input_tensor, method):
-    maps = VitreousCAM(model, method=method)(input_tensor)
-    assert maps.shape == (2, 32, 32)
-    assert (maps.min(axis=(1, 2)) == 0).all()
-    assert (maps.max(axis=(1, 2)) == 1).all()
+def test_the_usage_example_of_the_readme():
+    """The code of the README's section "Usage examples" with our class in the place of theirs."""
+    model = small_vit(depth=2, dtype=torch.float32, num_classes=1000)
+    rgb_img = np.float32(np.random.default_rng(0).random((32, 32, 3)))
+    input_tensor = random_images(1, dtype=torch.float32)
+    targets = [ClassifierOutputTarget(281)]
+
+    with VitreousCAM(model=model, method="gae") as cam:
+        grayscale_cam = cam(input_tensor=input_tensor, targets=targets)
+        grayscale_cam = grayscale_cam[0, :]
+        visualization = show_cam_on_image(rgb_img, grayscale_cam, use_rgb=True)
+        model_outputs = cam.outputs
+
+    assert visualization.shape == (32, 32, 3)
+    assert visualization.dtype == np.uint8
+    assert torch.allclose(model_outputs, model(input_tensor), atol=1e-5)  # float32, another order of summation
+    # The section "Smoothing to get nice looking CAMs"; one of the two is refused, with the reason.
+    smooth = cam(input_tensor=input_tensor, targets=targets, aug_smooth=True)
+    assert smooth.shape == (1, 32, 32)
+    with pytest.raises(MethodError, match=r"eigen_smooth .*method='eigencam'"):
+        cam(input_tensor=input_tensor, targets=targets, eigen_smooth=True)
+
+
+def test_the_metrics_of_the_readme(model, input_tensor):
+    """The code of the section "Metrics and evaluation for XAI"."""
+    targets = [ClassifierOutputSoftmaxTarget(1), ClassifierOutputSoftmaxTarget(2)]
+    grayscale_cams = VitreousCAM(model=model, method="gae")(input_tensor=input_tensor, targets=targets)
+    inverse_cams = 1 - grayscale_cams
+    scores, visualizations = CamMultImageConfidenceChange()(
+        input_tensor, inverse_cams, targets, model, return_visualization=True
+    )
+    assert np.isfinite(scores).all()
+    assert visualizations.shape == input_tensor.shape
+    scores = ROADMostRelevantFirst(percentile=75)(input_tensor, grayscale_cams, targets, model)
+    assert np.isfinite(scores).all()
+    scores = ROADCombined(percentiles=[20, 80])(input_tensor, grayscale_cams, targets, model)
+    assert np.isfinite(scores).all()
+
+
+@pytest.mark.parametrize("method", [cheap_spelling(info) for info in vitreous.list_methods()])
+def test_maps_of_every_method_fill_the_range(model, method):
+    input_tensor = random_images(3, dtype=torch.float32)[2:]  # no method's map for class 4 is 0 everywhere
+    maps = VitreousCAM(model, method=method)(input_tensor=input_tensor, targets=[ClassifierOutputTarget(4)])
+    assert maps.shape == (1, 32, 32)
+    assert maps.dtype == np.float32
+    assert (maps.min(), maps.max()) == (0, 1)
 
 
 def test_their_targets(model, input_tensor):

@@ -1,4 +1,8 @@
-"""DICOM and NIfTI: windows as told, frames, orientation, and overlays as secondary captures."""
+"""DICOM and NIfTI: windows, frames, orientation, odd files, and overlays as secondary captures."""
+
+import shutil
+import subprocess
+import warnings
 
 import nibabel
 import numpy as np
@@ -79,10 +83,92 @@ class TestDicom:
 
     def test_what_cannot_be_read(self, stored, tmp_path):
         (tmp_path / "text.dcm").write_text("no image")
-        with pytest.raises(ImageError, match=r"text\.dcm is no DICOM"):
+        with pytest.raises(ImageError, match=r"text\.dcm is not a DICOM file"):
             read_dicom(tmp_path / "text.dcm")
-        with pytest.raises(InputError, match="window"):
-            read_dicom(scan(stored, tmp_path / "ct.dcm"), window=(40, 0))
+        with pytest.raises(ImageError, match=r"none\.dcm cannot be read .* No such file"):
+            read_dicom(tmp_path / "none.dcm")
+        content = scan(stored, tmp_path / "ct.dcm").read_bytes()
+        (tmp_path / "cut.dcm").write_bytes(content[:-100])
+        with pytest.raises(ImageError, match="less than expected"):
+            read_dicom(tmp_path / "cut.dcm")
+
+    @pytest.mark.parametrize("window", [(40, 0), (40, -1), (40, np.nan), (), (40,), ("40", "400"), "lung", None, 40])
+    def test_invalid_windows(self, stored, tmp_path, window):
+        with pytest.raises(InputError, match="window must be"):
+            read_dicom(scan(stored, tmp_path / "ct.dcm"), window=window)
+
+    @pytest.mark.parametrize("frames", [[], "0", [0.5], [1], [-2], 0])
+    def test_invalid_frames(self, stored, tmp_path, frames):
+        with pytest.raises(InputError, match="frame"):
+            read_dicom(scan(stored, tmp_path / "ct.dcm"), frames=frames)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"WindowCenter": None, "WindowWidth": None},
+            {"WindowCenter": 40},
+            {"WindowCenter": 40, "WindowWidth": 0},
+            {"WindowCenter": 40, "WindowWidth": None},
+        ],
+    )
+    def test_a_window_without_values_is_none(self, stored, tmp_path, fields):
+        plain, (found,) = (
+            read_dicom(scan(stored, tmp_path / "a.dcm")),
+            read_dicom(scan(stored, tmp_path / "b.dcm", **fields)),
+        )
+        assert np.array_equal(grey(found), grey(plain[0]))
+
+    def test_signed_unsigned_and_unused_bits(self, tmp_path):
+        """The same 12-bit values, stored in each way."""
+        values = np.arange(1024, dtype=np.int16).reshape(32, 32) * 2
+        files = [
+            scan(values, tmp_path / "signed.dcm"),
+            scan(values, tmp_path / "unsigned.dcm", PixelRepresentation=0),
+            scan(values, tmp_path / "twelve.dcm", PixelRepresentation=0, BitsStored=12, HighBit=11),
+            scan(values - 1024, tmp_path / "shifted.dcm", RescaleSlope=1, RescaleIntercept=1024),
+        ]
+        first, *others = (grey(read_dicom(file, window=(1000, 1500))[0]) for file in files)
+        assert first.min() == 0
+        assert first.max() == 255
+        assert all(np.array_equal(first, other) for other in others)
+
+    def test_a_slope_without_an_intercept(self, stored, tmp_path):
+        (found,) = read_dicom(scan(stored, tmp_path / "a.dcm", RescaleSlope=2), window=(0, 1000))
+        (expected,) = read_dicom(scan(stored * 2, tmp_path / "b.dcm"), window=(0, 1000))
+        assert np.array_equal(grey(found), grey(expected))
+
+    def test_values_that_are_not_finite(self, stored, tmp_path):
+        dataset = pydicom.dcmread(scan(stored, tmp_path / "a.dcm"))
+        values = stored.astype(np.float32)
+        values[3, 4] = np.nan
+        for keyword in ("PixelData", "BitsStored", "HighBit", "PixelRepresentation"):
+            del dataset[keyword]
+        dataset.BitsAllocated, dataset.FloatPixelData = 32, values.tobytes()
+        dataset.save_as(tmp_path / "float.dcm")
+        with pytest.raises(ImageError, match="not finite"):
+            read_dicom(tmp_path / "float.dcm")
+
+    def test_compressed_files(self, stored, tmp_path):
+        dataset = pydicom.dcmread(scan(stored, tmp_path / "a.dcm"))
+        dataset.compress(pydicom.uid.RLELossless)  # pydicom decompresses it by itself
+        dataset.save_as(tmp_path / "rle.dcm")
+        expected = grey(read_dicom(tmp_path / "a.dcm")[0])
+        assert np.array_equal(grey(read_dicom(tmp_path / "rle.dcm")[0]), expected)
+        dataset.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLSLossless  # needs a package that is not installed here
+        dataset.save_as(tmp_path / "jls.dcm")
+        with pytest.raises(ImageError, match=r"compressed \(JPEG-LS Lossless.* pip install \"pylibjpeg"):
+            read_dicom(tmp_path / "jls.dcm")
+
+    def test_palettes(self, tmp_path):
+        dataset = pydicom.dcmread(scan(np.arange(256).reshape(16, 16), tmp_path / "a.dcm", PixelRepresentation=0))
+        dataset.PhotometricInterpretation = "PALETTE COLOR"
+        tables = {"Red": np.arange(256) * 257, "Green": np.arange(256)[::-1] * 257, "Blue": np.zeros(256)}
+        for colour, table in tables.items():
+            dataset.add_new(f"{colour}PaletteColorLookupTableDescriptor", "US", [256, 0, 16])
+            dataset.add_new(f"{colour}PaletteColorLookupTableData", "OW", table.astype(np.uint16).tobytes())
+        dataset.save_as(tmp_path / "palette.dcm")
+        found = np.asarray(read_dicom(tmp_path / "palette.dcm")[0])
+        assert np.array_equal(found.reshape(256, 3), np.stack([np.arange(256), np.arange(256)[::-1], np.zeros(256)], 1))
 
 
 class TestNifti:
@@ -115,10 +201,34 @@ class TestNifti:
 
     def test_what_cannot_be_read(self, volume, tmp_path):
         nibabel.save(nibabel.Nifti1Image(np.stack([volume] * 2, axis=-1), np.eye(4)), tmp_path / "4d.nii")
-        with pytest.raises(ImageError, match="4 axes"):
+        with pytest.raises(ImageError, match=r"shape \(4, 5, 6, 2\): give one 3-D volume"):
             read_nifti(tmp_path / "4d.nii")
-        with pytest.raises(InputError, match="says no window"):
+        with pytest.raises(InputError, match="have no window"):
             read_nifti(_saved(volume, tmp_path), window="file")
+        with pytest.raises(InputError, match="no slice 9: there are 6"):
+            read_nifti(_saved(volume, tmp_path), slices=[9])
+        with pytest.raises(InputError, match="axis must be 2"):
+            read_nifti(_saved(volume[..., 0], tmp_path), axis=0)
+        with pytest.raises(ImageError, match="real numbers"), warnings.catch_warnings(action="error"):
+            read_nifti(_saved(volume.astype(np.complex64), tmp_path))
+        with pytest.raises(ImageError, match=r"shape \(0, 5, 6\)"):
+            read_nifti(_saved(volume[:0], tmp_path))
+        volume[1, 2, 3] = np.nan
+        with pytest.raises(ImageError, match="not finite"):
+            read_nifti(_saved(volume, tmp_path))
+        (tmp_path / "junk.nii.gz").write_bytes(b"junk")
+        with pytest.raises(ImageError, match="not a gzip file"):
+            read_nifti(tmp_path / "junk.nii.gz")
+
+    def test_one_volume_with_a_fourth_axis_and_scaled_integers(self, volume, tmp_path):
+        expected = read_nifti(_saved(volume, tmp_path))
+        found = read_nifti(_saved(volume[..., None], tmp_path))
+        assert all(np.array_equal(grey(a), grey(b)) for a, b in zip(found, expected, strict=True))
+        image = nibabel.Nifti1Image((volume * 2).astype(np.int16), np.eye(4))
+        image.header.set_slope_inter(0.5, 0)
+        nibabel.save(image, tmp_path / "scaled.nii")
+        scaled = read_nifti(tmp_path / "scaled.nii")
+        assert all(np.array_equal(grey(a), grey(b)) for a, b in zip(scaled, expected, strict=True))
 
 
 def _saved(volume, folder):
@@ -153,3 +263,31 @@ class TestSecondaryCapture:
         assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(found, pictures, strict=True))
         with pytest.raises(InputError, match="one size"):
             write_secondary_capture([pictures[0], Image.new("RGB", (4, 4))], tmp_path / "x.dcm")
+
+    @pytest.mark.parametrize(("character_set", "name"), [("ISO_IR 192", "Müller^Jürgen"), ("ISO_IR 100", "Muñoz^José")])
+    def test_names_in_other_character_sets(self, stored, tmp_path, character_set, name):
+        file = scan(stored, tmp_path / "ct.dcm", SpecificCharacterSet=character_set, PatientName=name)
+        for source in (file, pydicom.dcmread(file)):
+            written = write_secondary_capture(Image.new("RGB", (5, 3)), tmp_path / "out.dcm", source=source)
+            assert pydicom.dcmread(written).PatientName == name
+
+    def test_what_the_source_says_of_its_pixels_is_kept(self, stored, tmp_path):
+        picture = Image.new("RGB", (5, 3))
+        plain = pydicom.dcmread(write_secondary_capture(picture, tmp_path / "a.dcm"))
+        assert plain.BurnedInAnnotation == "YES"  # nothing is known of the pixels
+        source = scan(stored, tmp_path / "ct.dcm", BurnedInAnnotation="NO", LossyImageCompression="01")
+        derived = pydicom.dcmread(write_secondary_capture(picture, tmp_path / "b.dcm", source=source))
+        assert (derived.BurnedInAnnotation, derived.LossyImageCompression) == ("NO", "01")
+        with pytest.raises(ImageError, match="cannot be read"):
+            write_secondary_capture(picture, tmp_path / "c.dcm", source=tmp_path / "none.dcm")
+
+    @pytest.mark.skipif(shutil.which("dciodvfy") is None, reason="dicom3tools is not installed")
+    @pytest.mark.parametrize("frames", [1, 3])
+    @pytest.mark.parametrize("with_source", [True, False])
+    def test_dciodvfy_finds_no_error(self, stored, tmp_path, frames, with_source):
+        source = scan(stored, tmp_path / "ct.dcm") if with_source else None
+        pictures = [Image.new("RGB", (5, 3))] * frames
+        written = write_secondary_capture(pictures, tmp_path / "out.dcm", source=source)
+        result = subprocess.run(["dciodvfy", written], capture_output=True, text=True, check=False)
+        assert "Error" not in result.stderr + result.stdout
+        assert ("MultiframeTrueColorSCImage" if frames > 1 else "SCImage") in result.stderr

@@ -11,7 +11,7 @@ with warnings.catch_warnings(action="ignore"):
     import quantus
 
 import vitreous
-from small_models import random_images, small_vit
+from small_models import cheap_spelling, random_images, small_vit
 from vitreous.errors import InputError
 from vitreous.integrations.quantus import explain_func
 
@@ -36,6 +36,55 @@ def test_scores_are_those_of_explain(model, x_batch, y_batch):
     scores = vitreous.explain(model, torch.from_numpy(x_batch), "gae", y_batch.tolist()).scores["gae"]
     assert found.shape == (3, 1, 32, 32)
     assert np.array_equal(found[:, 0, ::8, ::8].reshape(3, 16), scores.numpy())
+
+
+@pytest.mark.parametrize("method", [cheap_spelling(info) for info in vitreous.list_methods()])
+def test_every_method(model, x_batch, method):
+    """As quantus documents it: the metric explains perturbed images by ``explain_func``."""
+    metric = quantus.AvgSensitivity(nr_samples=1, disable_warnings=True, display_progressbar=False)
+    settings = {"device": "cpu", "explain_func": explain_func, "explain_func_kwargs": {"method": method}}
+    # Quantus refuses maps that are 0 everywhere; no method's map of the third image is for class 4.
+    scores = metric(model=model, x_batch=x_batch[2:], y_batch=np.array([4]), a_batch=None, **settings)
+    assert len(scores) == 1
+    assert np.isfinite(scores).all()
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        partial(quantus.FaithfulnessCorrelation, nr_runs=5, subset_size=64),
+        partial(quantus.RegionPerturbation, patch_size=8, regions_evaluation=3),
+        quantus.PointingGame,
+        quantus.RelevanceRankAccuracy,
+        quantus.EffectiveComplexity,
+        partial(quantus.RandomLogit, num_classes=5),
+    ],
+    ids=lambda metric: getattr(metric, "func", metric).__name__,
+)
+def test_metrics_of_every_category(model, x_batch, y_batch, metric):
+    masks = np.zeros((3, 1, 32, 32), dtype=bool)
+    masks[:, :, 8:24, 8:24] = True
+    scores = metric(disable_warnings=True, display_progressbar=False)(
+        model=model,
+        x_batch=x_batch,
+        y_batch=y_batch,
+        a_batch=explain_func(model, x_batch, y_batch, method="ixg"),
+        s_batch=masks,
+        device="cpu",
+        explain_func=explain_func,
+        explain_func_kwargs={"method": "ixg"},
+    )
+    assert np.isfinite(np.asarray(scores, dtype=float)).all()
+
+
+def test_model_randomisation_explains_the_randomised_weights(model, x_batch, y_batch):
+    """MPRT changes the weights of one model in place: a map that was kept from before would correlate by 1."""
+    metric = quantus.MPRT(disable_warnings=True, display_progressbar=False)
+    settings = {"device": "cpu", "explain_func": explain_func, "explain_func_kwargs": {"method": "gae"}}
+    scores = metric(model=model, x_batch=x_batch, y_batch=y_batch, a_batch=None, **settings)
+    assert scores["original"] == pytest.approx([1, 1, 1])
+    assert all(max(found) < 0.999 for layer, found in scores.items() if layer.endswith("qkv"))
+    assert sum(layer.endswith("qkv") for layer in scores) == 2
 
 
 def test_a_metric_with_explain_func(model, x_batch, y_batch):

@@ -196,10 +196,14 @@ class TestLightning:
 
 
 def test_mlflow(model, images, tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed (extra mlflow)")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    import mlflow
+    from pytorch_lightning.loggers import MLFlowLogger
+
     mlflow.set_tracking_uri(f"file:{tmp_path / 'runs'}")
+    with pytest.raises(InputError, match=r"call mlflow\.start_run"):
+        find_logger("mlflow")
     with mlflow.start_run() as run:
         watch(model, images, "mlflow", methods="gae")
         watch(model, images, run, methods="ixg:layer=1", trust=False)
@@ -209,18 +213,29 @@ def test_mlflow(model, images, tmp_path, monkeypatch):
     names = [each.path for each in stored.list_artifacts(run.info.run_id, "images")]
     assert sum(name.endswith(".png") for name in names) == 4
     assert any("ixg-layer-1" in name for name in names)
+    lightning_logger = MLFlowLogger(tracking_uri=f"file:{tmp_path / 'runs'}", run_id=run.info.run_id)
+    watch(model, images, lightning_logger, methods="rollout", trust=False)
+    names = [each.path for each in stored.list_artifacts(run.info.run_id, "images")]
+    assert sum("rollout" in name and name.endswith(".png") for name in names) == 2
 
 
 def test_wandb(model, images, tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb", reason="W&B is not installed (extra wandb)")
+    import wandb
+    from pytorch_lightning.loggers import WandbLogger
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    with pytest.raises(InputError, match=r"call wandb\.init"):
+        find_logger("wandb")
     run = wandb.init(project="test", dir=str(tmp_path), mode="offline")
     watcher = watch(model, images, run, methods="gae", every=1)
     run.log({"loss": 1.0})
     watcher.step()
     assert run.summary["vitreous/step"] == 1
     assert "vitreous/trust/gap/gae" in dict(run.summary)
+    watch(model, images, WandbLogger(experiment=run), methods="rollout", trust=False)
     run.finish()
     pictures = [name for _, _, files in os.walk(tmp_path) for name in files if name.endswith(".png")]
-    assert len(pictures) == 4
+    assert len(pictures) == 6
+    assert sum("rollout" in name for name in pictures) == 2
+    assert [file.suffix for file in tmp_path.glob("wandb/offline-run-*/*.wandb")] == [".wandb"]

@@ -3,7 +3,7 @@
 On anybody's machine a test without its browser or its peer skips and says why. Where a change is judged, that would be
 green without having looked, so ``.ci/run`` sets the variable. Some things may still be missing there, for no
 installation brings them: the development data, a user who is not allowed to read everything, another file system,
-loggers and viewers that nobody but their users installs.
+FiftyOne with its database server.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ EXCUSED_REASONS = (
     "a full disk that Linux has",
     "this file system takes only names that are text",
     "poppler-utils is not installed",  # the same is read from the bytes of the file
-    # Large, and at odds with what other packages here need: make does not install them.
-    "FiftyOne is not installed (extra fiftyone)",
-    "MLflow is not installed (extra mlflow)",
-    "W&B is not installed (extra wandb)",
+    "dicom3tools is not installed",
+    "FiftyOne is not installed (extra fiftyone)",  # it brings a database server; make does not install it
 )
 
 

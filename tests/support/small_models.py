@@ -24,6 +24,14 @@ def small_vit(*, depth: int = 4, seed: int = 0, dtype: torch.dtype = torch.float
     return randomise(model, seed).to(dtype).eval()
 
 
+def cheap_spelling(info) -> str:
+    """The spelling of a method with as few forward passes as it takes."""
+    fewer = {"budget": 24, "steps": 2, "samples": 2, "points": 2}
+    given = {name: info.options[name].default for name in fewer if name in info.options}
+    options = ",".join(f"{name}={min(fewer[name], default or fewer[name])}" for name, default in given.items())
+    return f"{info.name}:{options}" if options else info.name
+
+
 def small_case(seed: int, **options) -> tuple[VisionTransformer, Tensor]:
     """A ``small_vit`` whose weights take no gradients, and two images that go with its seed."""
     return small_vit(seed=seed, **options).requires_grad_(requires_grad=False), random_images(2, seed=seed)

@@ -1,12 +1,14 @@
-"""Medical images: DICOM and NIfTI in, windowed as told, and overlays out as secondary captures of DICOM.
+"""Read DICOM and NIfTI images, and write overlays as DICOM secondary captures.
 
-What a model sees is 8-bit RGB, so a window says which values become black and white. Nothing here is for diagnosis.
+Models take 8-bit RGB images, so a window maps the stored values to black and white. Not for diagnostic use.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from importlib import import_module
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,10 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["read_dicom", "read_nifti", "write_secondary_capture"]
 
 Window = tuple[float, float] | Literal["file", "range"]
-_COPIED = (
-    *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "StudyInstanceUID", "StudyID", "StudyDate"),
-    *("StudyTime", "StudyDescription", "AccessionNumber", "ReferringPhysicianName", "BodyPartExamined", "Laterality"),
+# Copied from the source. Elements of type 2 in the IOD must be present; they are empty where nothing is known.
+_TYPE_2 = (
+    *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "StudyID", "StudyDate", "StudyTime"),
+    *("AccessionNumber", "ReferringPhysicianName", "PatientOrientation", "Laterality"),
 )
+_OPTIONAL = ("SpecificCharacterSet", "StudyInstanceUID", "StudyDescription", "BodyPartExamined")
+_LOSSY = ("LossyImageCompression", "LossyImageCompressionRatio", "LossyImageCompressionMethod")
 
 
 def read_dicom(
@@ -38,15 +43,17 @@ def read_dicom(
     """Read the frames of a DICOM file as 8-bit RGB images, which ``explain`` takes.
 
     Args:
-        file: one frame or several, grey (up to 16 bits, stored values become those of the modality first, such as
-            Hounsfield units) or colour, which is not windowed.
+        file: a file with one or several frames. Greyscale values (up to 16 bits) are converted to the units of the
+            modality, such as Hounsfield units, and windowed; colour and palette images are not windowed.
         window: centre and width in units of the modality, such as ``(40, 400)`` for soft tissue in CT; ``"file"``: the
-            first window or table in the file, of each frame where it says so, and where it has none as ``"range"``;
-            ``"range"``: from the smallest to the largest value of the frames.
-        frames: which ones, from 0; all by default.
+            first window or VOI LUT in the file, per frame where given, or ``"range"`` if it has none; ``"range"``: from
+            the smallest to the largest value of the frames.
+        frames: indices from 0; all frames by default.
 
     Raises:
-        ImageError: it cannot be read.
+        ImageError: the file cannot be read, is compressed with a codec that is not installed, or holds values that are
+            not finite.
+        InputError: the window or the frames are invalid.
 
     Examples:
         >>> from vitreous.integrations.medical import read_dicom
@@ -54,17 +61,25 @@ def read_dicom(
     """
     pydicom = _package("pydicom")
     place = expanded(Path(file))
-    with errors_as(ImageError, f"{place} is no DICOM image that can be read"):
-        dataset = pydicom.dcmread(place)
+    window, wanted = _checked_window(window), _checked_numbers(frames, "frames")
+    with errors_as(ImageError, f"{place} cannot be read as a DICOM image"):
+        dataset = _read_dataset(place)
         count = int(dataset.get("NumberOfFrames", 1) or 1)
-        chosen = _chosen(frames, count)
+        chosen = _chosen(wanted, count, "frame")
         _check_size(int(dataset.Rows) * int(dataset.Columns) * len(chosen), place)
-        stored = pydicom.pixels.pixel_array(dataset)  # colours as RGB
+        _check_codec(dataset, place)
+        stored = pydicom.pixels.pixel_array(dataset)  # converts YBR to RGB
         stored = stored if count > 1 else stored[None]
+        if str(dataset.PhotometricInterpretation) == "PALETTE COLOR":
+            stored = pydicom.pixels.apply_color_lut(stored, dataset)
+            bits = 8 * stored.dtype.itemsize
+            return [Image.fromarray(_eight_bits(stored[frame], bits)).convert("RGB") for frame in chosen]
         if int(dataset.get("SamplesPerPixel", 1)) > 1:
-            return [Image.fromarray(_eight_bits(stored[frame], dataset)).convert("RGB") for frame in chosen]
+            bits = int(dataset.get("BitsStored", 8))
+            return [Image.fromarray(_eight_bits(stored[frame], bits)).convert("RGB") for frame in chosen]
         values = [_modality_values(dataset, stored[frame], frame) for frame in chosen]
-        window = _checked_window(window)
+        if not all(np.isfinite(each).all() for each in values):
+            raise ImageError(f"{place} holds values that are not finite (NaN or infinite)")
         whole = _range_of(values)
         grey = [
             _file_window(dataset, array, frame, whole)
@@ -76,24 +91,56 @@ def read_dicom(
         return [Image.fromarray(255 - each if inverted else each).convert("RGB") for each in grey]
 
 
-def _chosen(wanted: Sequence[int] | None, count: int) -> list[int]:
-    chosen = list(range(count)) if wanted is None else [int(number) for number in wanted]
-    outside = [number for number in chosen if not -count <= number < count]
-    if outside or not chosen:
-        raise InputError(f"{outside[0] if outside else 'nothing'} is asked for, and there are {count}, counted from 0")
+def _read_dataset(place: Path, **options: Any) -> Any:
+    pydicom = _package("pydicom")
+    try:
+        return pydicom.dcmread(place, **options)
+    except pydicom.errors.InvalidDicomError as error:
+        raise ImageError(f"{place} is not a DICOM file: the DICM prefix of its header is missing") from error
+
+
+def _check_codec(dataset: Any, place: Path) -> None:
+    """Say which package decompresses the pixels, where none is installed."""
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if not syntax.is_encapsulated:
+        return
+    decoder = _package("pydicom").pixels.get_decoder(syntax)
+    if not decoder.is_available:
+        raise ImageError(
+            f"{place} is compressed ({syntax.name}), and no installed package decompresses it: "
+            'pip install "pylibjpeg[all]", or convert the file to an uncompressed transfer syntax'
+        )
+
+
+def _checked_numbers(numbers: Any, what: str) -> list[int] | None:
+    if numbers is None:
+        return None
+    try:
+        return [operator.index(number) for number in numbers]
+    except TypeError as error:
+        raise InputError(f"{what} must be a list of whole numbers, not {short_repr(numbers)}") from error
+
+
+def _chosen(wanted: Sequence[int] | None, count: int, what: str) -> list[int]:
+    chosen = list(range(count)) if wanted is None else list(wanted)
+    if not chosen:
+        raise InputError(f"no {what} was chosen: give at least one index, or None for all")
+    for number in chosen:
+        if not -count <= number < count:
+            raise InputError(f"there is no {what} {number}: there are {count}, counted from 0")
     return [number % count for number in chosen]
 
 
 def _check_size(pixels: int, place: Path) -> None:
     if pixels > MAX_PIXELS:
-        raise ImageError(f"{place}: more than {MAX_PIXELS:,} pixels, refused: choose fewer of them")
+        raise ImageError(f"{place} has more than {MAX_PIXELS:,} pixels: choose fewer frames or slices")
 
 
 def _checked_window(window: Any) -> Window:
     if isinstance(window, str):
         if window in {"file", "range"}:
             return window  # type: ignore[return-value]  # one of the two
-    elif isinstance(window, Sequence) and len(window) == 2:
+    elif isinstance(window, Sequence) and len(window) == 2 and all(isinstance(each, Real) for each in window):
         centre, width = float(window[0]), float(window[1])
         if np.isfinite(centre) and np.isfinite(width) and width > 0:
             return centre, width
@@ -103,25 +150,24 @@ def _checked_window(window: Any) -> Window:
 
 
 def _groups(dataset: Any, frame: int) -> list[Any]:
-    """Where values of a frame are said: its own functional groups, the shared ones, the file itself."""
+    """Functional groups of a frame: its own, then the shared ones."""
     own, shared = dataset.get("PerFrameFunctionalGroupsSequence"), dataset.get("SharedFunctionalGroupsSequence")
     return [*([own[frame]] if own else []), *([shared[0]] if shared else [])]
 
 
-def _described(dataset: Any, frame: int, sequence: str, keyword: str) -> Any:
-    """The part of the file that has a keyword for a frame, or None."""
-    for group in _groups(dataset, frame):
-        if sequence in group and keyword in group[sequence][0]:
-            return group[sequence][0]
-    return dataset if keyword in dataset else None
+def _item_with(dataset: Any, frame: int, sequence: str, keyword: str) -> Any:
+    """The item that has a value for a keyword and a frame: of a functional group, the dataset itself, or None."""
+    groups = [group[sequence][0] for group in _groups(dataset, frame) if sequence in group]
+    # Elements without a value are common: exporters write WindowCenter and leave it empty.
+    return next((item for item in (*groups, dataset) if item.get(keyword) or item.get(keyword) == 0), None)
 
 
 def _modality_values(dataset: Any, stored: NDArray[Any], frame: int) -> NDArray[np.float64]:
     pixels = _package("pydicom").pixels
-    said = _described(dataset, frame, "PixelValueTransformationSequence", "RescaleSlope")
-    if said is None:
+    item = _item_with(dataset, frame, "PixelValueTransformationSequence", "RescaleSlope")
+    if item is None:
         return np.asarray(pixels.apply_modality_lut(stored, dataset), dtype=np.float64)
-    return stored * float(said.RescaleSlope) + float(said.RescaleIntercept)
+    return stored * float(item.RescaleSlope) + float(item.get("RescaleIntercept") or 0)
 
 
 def _file_window(
@@ -133,15 +179,16 @@ def _file_window(
         )
         bits = int(dataset.VOILUTSequence[0].LUTDescriptor[2])
         return _scaled(looked_up, 0, 2**bits - 1)
-    said = _described(dataset, frame, "FrameVOILUTSequence", "WindowCenter")
-    if said is None:
+    item = _item_with(dataset, frame, "FrameVOILUTSequence", "WindowCenter")
+    centre, width = (0.0, 0.0) if item is None else (_first(item.get(key)) for key in ("WindowCenter", "WindowWidth"))
+    if item is None or width <= 0:  # a width of 0 or none is invalid, and no window
         return _windowed(values, whole)
-    centre, width = (_first(said[keyword].value) for keyword in ("WindowCenter", "WindowWidth"))
-    return _windowed(values, (centre, width), str(said.get("VOILUTFunction", "LINEAR") or "LINEAR").upper())
+    return _windowed(values, (centre, width), str(item.get("VOILUTFunction", "LINEAR") or "LINEAR").upper())
 
 
 def _first(value: Any) -> float:
-    return float(value[0] if isinstance(value, Sequence) and not isinstance(value, str) else value)
+    value = value[0] if isinstance(value, Sequence) and not isinstance(value, str) and value else value
+    return float(value or 0)
 
 
 def _range_of(values: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
@@ -169,8 +216,7 @@ def _scaled(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.
     return ((values - low) * (255 / (high - low))).round().clip(0, 255).astype(np.uint8)
 
 
-def _eight_bits(colour: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
-    bits = int(dataset.get("BitsStored", 8))
+def _eight_bits(colour: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     return colour.astype(np.uint8) if bits <= 8 else _scaled(colour.astype(np.float64), 0, 2**bits - 1)
 
 
@@ -184,18 +230,20 @@ def read_nifti(
 ) -> list[Image.Image]:
     """Read slices of a NIfTI volume as 8-bit RGB images, which ``explain`` takes.
 
-    The volume is brought into the directions right, anterior, superior first. Slices are upright: anterior (of axial
-    ones) or superior (of the others) is at the top.
+    The volume is reoriented to RAS+ (right, anterior, superior) first. Slices are upright: anterior is at the top of
+    axial slices, superior at the top of sagittal and coronal ones.
 
     Args:
-        file: a volume of three axes, or a picture of two.
+        file: a 3-D volume, or a 2-D image.
         window: centre and width in the volume's units; ``"range"``: from its smallest to its largest value.
-        axis: across which slices lie: 0 sagittal, 1 coronal, 2 axial.
-        slices: which ones, from 0; all by default.
-        radiological: the patient's right side is on the left; otherwise on the right, as the volume has it.
+        axis: the axis that is sliced: 0 sagittal, 1 coronal, 2 axial.
+        slices: indices from 0; all slices by default.
+        radiological: show the patient's right side on the left (radiological convention).
 
     Raises:
-        ImageError: it cannot be read.
+        ImageError: the file cannot be read, has more than three axes, or holds colours, complex numbers or values that
+            are not finite.
+        InputError: the window, axis or slices are invalid.
 
     Examples:
         >>> from vitreous.integrations.medical import read_nifti
@@ -203,23 +251,27 @@ def read_nifti(
     """
     nibabel = _package("nibabel")
     place = expanded(Path(file))
-    if axis not in {0, 1, 2}:
+    if isinstance(axis, bool) or axis not in {0, 1, 2}:
         raise InputError(f"axis must be 0, 1 or 2, not {short_repr(axis)}")
-    with errors_as(ImageError, f"{place} is no NIfTI image that can be read"):
+    checked, wanted = _checked_window(window), _checked_numbers(slices, "slices")
+    if checked == "file":
+        raise InputError("NIfTI files have no window: give (centre, width) or 'range'")
+    with errors_as(ImageError, f"{place} cannot be read as a NIfTI image"):
         image = nibabel.as_closest_canonical(nibabel.load(place))
         shape = tuple(int(length) for length in image.shape)
         while len(shape) > 3 and shape[-1] == 1:
             shape = shape[:-1]
-        if len(shape) not in {2, 3}:
-            raise ImageError(f"{place}: {len(shape)} axes, and a volume has three: choose one of them before")
+        if len(shape) not in {2, 3} or 0 in shape:
+            raise ImageError(f"{place} has shape {shape}: give one 3-D volume or 2-D image")
+        if image.get_data_dtype().kind not in "iuf":
+            raise ImageError(f"{place} holds {image.get_data_dtype()} values: they must be real numbers")
+        if len(shape) == 2 and axis != 2:
+            raise InputError(f"{place} is a 2-D image: axis must be 2")
         _check_size(int(np.prod(shape)), place)
         volume = np.asarray(image.dataobj, dtype=np.float64).reshape(shape if len(shape) == 3 else (*shape, 1))
         if not np.isfinite(volume).all():
-            raise ImageError(f"{place}: values that are not finite")
-        checked = _checked_window(window)
-        if checked == "file":
-            raise InputError("a NIfTI file says no window: give (centre, width) or 'range'")
-        chosen = _chosen(slices, volume.shape[axis])
+            raise ImageError(f"{place} holds values that are not finite (NaN or infinite)")
+        chosen = _chosen(wanted, volume.shape[axis], "slice")
         function = "LINEAR" if checked == "range" else "LINEAR_EXACT"
         used = _range_of([volume]) if checked == "range" else checked
         flip = radiological and axis != 0
@@ -236,20 +288,24 @@ def write_secondary_capture(
     description: str = "vitreous heat map",
     series_number: int = 9000,
 ) -> Path:
-    """Write an overlay, or one for every frame, as a secondary capture of DICOM.
+    """Write an overlay, or one per frame, as a DICOM secondary capture.
 
-    Patient and study are those of the source. The series and the image are new, the image is marked as derived, and it
-    names the source. Where the source holds a patient's data, the result does too.
+    Patient and study are copied from the source, patient data included. The series and the instance are new; the image
+    is marked as derived and references the source.
 
     Args:
-        picture: such as ``explanation.overlay("tokentm", photo=...)``; several of one size are frames of one file.
-        file: where it is written.
-        source: the DICOM file that was explained, or its data set; None for a study of its own without a patient.
-        description: of the new series.
-        series_number: of the new series.
+        picture: such as ``explanation.overlay("tokentm", photo=...)``; several of one size become frames of one file.
+        file: the file to write.
+        source: the DICOM file that was explained, or its dataset; None for a new study without a patient.
+        description: series description, at most 64 characters.
+        series_number: number of the new series.
 
     Returns:
         The file.
+
+    Raises:
+        InputError: there is no picture, or sizes differ.
+        ImageError: the source cannot be read.
 
     Examples:
         >>> from vitreous.integrations.medical import write_secondary_capture
@@ -261,12 +317,18 @@ def write_secondary_capture(
     if not pictures or len({each.size for each in pictures}) > 1:
         raise InputError("a secondary capture holds one picture, or several of one size")
     dataset = pydicom.Dataset()
-    found = pydicom.dcmread(source, stop_before_pixels=True) if isinstance(source, str) or _is_path(source) else source
-    for keyword in _COPIED if found is not None else ():
+    found = source
+    if isinstance(source, str) or hasattr(source, "__fspath__"):
+        place = expanded(Path(source))
+        with errors_as(ImageError, f"{place} cannot be read as a DICOM file"):
+            found = _read_dataset(place, stop_before_pixels=True)
+    for keyword in _TYPE_2:
+        setattr(dataset, keyword, None if found is None else found.get(keyword))
+    for keyword in (*_OPTIONAL, *_LOSSY) if found is not None else ():
         if keyword in found:
             dataset[keyword] = found[keyword]
-    if found is None:
-        dataset.PatientID, dataset.PatientName, dataset.StudyInstanceUID = "", "", uid.generate_uid()
+    if "StudyInstanceUID" not in dataset:
+        dataset.StudyInstanceUID = uid.generate_uid()
     several = len(pictures) > 1
     capture = uid.MultiFrameTrueColorSecondaryCaptureImageStorage if several else uid.SecondaryCaptureImageStorage
     dataset.SOPClassUID, dataset.SOPInstanceUID = capture, uid.generate_uid()
@@ -275,6 +337,8 @@ def write_secondary_capture(
     dataset.ImageType = ["DERIVED", "SECONDARY"]
     dataset.SeriesDescription = description[:64]
     dataset.DerivationDescription = f"Heat map of a model's explanation by vitreous {__version__}; not for diagnosis"
+    # Text in the source's pixels stays in the overlay; where the source does not say, assume that there may be some.
+    dataset.BurnedInAnnotation = (None if found is None else found.get("BurnedInAnnotation")) or "YES"
     dataset.Manufacturer, dataset.SoftwareVersions = "vitreous", __version__
     if found is not None and "SOPInstanceUID" in found:
         reference = pydicom.Dataset()
@@ -287,6 +351,8 @@ def write_secondary_capture(
     dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit, dataset.PixelRepresentation = 8, 8, 7, 0
     if several:
         dataset.NumberOfFrames = len(pictures)
+        dataset.PageNumberVector = list(range(1, len(pictures) + 1))
+        dataset.FrameIncrementPointer = dataset["PageNumberVector"].tag
     content = pixels.tobytes()
     dataset.PixelData = content + b"\0" * (len(content) % 2)
     dataset.file_meta = pydicom.dataset.FileMetaDataset()
@@ -297,10 +363,6 @@ def write_secondary_capture(
     with atomic_file(place) as draft:
         dataset.save_as(draft, enforce_file_format=True)
     return place
-
-
-def _is_path(source: Any) -> bool:
-    return hasattr(source, "__fspath__")
 
 
 def _package(name: str) -> Any:

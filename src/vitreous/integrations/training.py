@@ -106,9 +106,11 @@ class MLflowLogger:
             except ImportError as error:
                 raise MissingDependencyError('MLflow is not installed: pip install "vitreous[mlflow]"') from error
             active = mlflow.active_run()
-            if run_id is None and active is None:
-                raise InputError("no run of MLflow is active: call mlflow.start_run() first, or give run_id")
-            run_id, client = run_id or active.info.run_id, client or mlflow.MlflowClient()
+            if run_id is None:
+                if active is None:
+                    raise InputError("there is no active MLflow run: call mlflow.start_run() first, or give run_id")
+                run_id = active.info.run_id
+            client = client or mlflow.MlflowClient()
         self.run_id, self.client = run_id, client
 
     def log_numbers(self, numbers: Mapping[str, float], step: int) -> None:
@@ -136,9 +138,10 @@ class WandbLogger:
             import wandb  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise MissingDependencyError('W&B is not installed: pip install "vitreous[wandb]"') from error
-        self._wandb, self.run = wandb, wandb.run if run is None else run
-        if self.run is None:
-            raise InputError("there is no current run of W&B: call wandb.init() first, or give run")
+        current: Any = wandb.run if run is None else run
+        if current is None:
+            raise InputError("there is no active W&B run: call wandb.init() first, or give run")
+        self._wandb, self.run = wandb, current
         self._known: set[str] = set()
 
     def log_numbers(self, numbers: Mapping[str, float], step: int) -> None:
