@@ -6,6 +6,7 @@ Nothing large is imported here: the process that hands out the tests reads this 
 from __future__ import annotations
 
 import gc
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +56,14 @@ def _one_thread():
     import torch
 
     torch.set_num_threads(1)  # models this small only wait for each other's threads
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_command_line():
+    """Typer's runner builds all commands for each call, which takes as long as most of them; nothing changes them."""
+    from typer import testing
+
+    testing._get_command = cache(testing._get_command)
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,7 @@ RULED_METHODS = (
     *("ixg:rule=libra", "attnlrp", "conservative_lrp", "fullgrad:rule=libra"),
     *("gae:rule=libra", "gae:rule=attnlrp", "gae:rule=conservative", "gae:rule=residual"),
 )
+DECOMPOSITIONS = ("globenc", "alti", "alti:setting=original")
 # Float64 throughout. The same operations in the same order: only rounding of reordered sums may differ.
 SAME = {"rtol": 1e-12, "atol": 1e-12}
 # The reference sums in another order through three blocks; values are of order 0.01 to 10.
@@ -92,6 +93,11 @@ class Family:
     def methods(self) -> tuple[str, ...]:
         return (*ATTENTION_METHODS, "tokentm") if self.tokentm else ATTENTION_METHODS
 
+    @property
+    def frozen_methods(self) -> list[str]:
+        """The spellings, layer by layer, of input times gradient under the frozen rule."""
+        return layers("ixg:rule=frozen" if self.gated else "decompx")
+
     def model(self) -> nn.Module:
         """The same one for every test that leaves it as it is: its architecture is found once."""
         return _built(self.build)
@@ -137,7 +143,31 @@ def randomised(model: nn.Module) -> nn.Module:
 
 
 def layers(method: str) -> list[str]:
-    return [f"{method}:layer={layer}" for layer in range(DEPTH)]
+    separator = "," if ":" in method else ":"
+    return [f"{method}{separator}layer={layer}" for layer in range(DEPTH)]
+
+
+@functools.cache
+def _explained(case: Family) -> dict[str, Tensor]:
+    """All that is compared with a reference, in one call: one recording has to serve every rule and every method."""
+    # W_O alone has to lead from the heads to the stream for ALTI; GlobEnc's map is looked at without it.
+    decompositions = DECOMPOSITIONS if case.tokentm else ("globenc",)
+    methods = [*case.methods, "tokentm", "ixg", "decompx", "decompx.skipplus", *decompositions]
+    methods += [*layers("ixg"), *case.frozen_methods]
+    return vitreous.explain(case.model(), case.images(), list(dict.fromkeys(methods)), case.target()).scores
+
+
+@functools.cache
+def _reference(case: Family, *, frozen: bool) -> Reference:
+    """For those who leave it as it is."""
+    return case.reference(case.model(), frozen=frozen)
+
+
+@functools.cache
+def _hooked_gradients(case: Family) -> list[Tensor]:
+    return block_inputs_times_gradients(
+        case.model(), case.blocks, case.images(), case.target(), batch_first=case.batch_first
+    )
 
 
 def state_of(model: nn.Module) -> dict[str, object]:
@@ -227,29 +257,19 @@ class FamilyChecks:
         assert_nothing_listens()
 
     def test_input_times_gradient_agrees_with_hooks(self, case: Family) -> None:
-        model, images, target = case.model(), case.images(), case.target()
-        explanation = vitreous.explain(model, images, layers("ixg"), target)
-        expected = block_inputs_times_gradients(model, case.blocks, images, target, batch_first=case.batch_first)
+        expected = _hooked_gradients(case)
         for method, scores in zip(layers("ixg"), expected, strict=True):
-            torch.testing.assert_close(explanation.scores[method], scores[:, case.prefix :], **case.agrees)
+            torch.testing.assert_close(_explained(case)[method], scores[:, case.prefix :], **case.agrees)
 
     def test_decompx_agrees_with_frozen_parts(self, case: Family) -> None:
-        name = "ixg:rule=frozen,layer={}" if case.gated else "decompx:layer={}"
-        spellings = [name.format(layer) for layer in range(DEPTH)]
         model, images, target = case.model(), case.images(), case.target()
-        reference = case.reference(model, frozen=True)
+        reference = _reference(case, frozen=True)
         torch.testing.assert_close(reference.run(images).logits, logits_of(model(images)), **case.agrees)
-        # Together with a plain method, so that one recording has to serve both rules.
-        explanation = vitreous.explain(model, images, [*spellings, *layers("ixg")], target)
         expected = reference.input_times_gradient(images, target)
-        plain = block_inputs_times_gradients(model, case.blocks, images, target, batch_first=case.batch_first)
-        for layer in range(DEPTH):
-            scores = explanation.scores[spellings[layer]]
-            torch.testing.assert_close(scores, expected[layer][:, case.prefix :], **case.agrees)
-            both = explanation.scores[f"ixg:layer={layer}"]
-            torch.testing.assert_close(both, plain[layer][:, case.prefix :], **case.agrees)
+        for method, scores in zip(case.frozen_methods, expected, strict=True):
+            torch.testing.assert_close(_explained(case)[method], scores[:, case.prefix :], **case.agrees)
         # Where the rules agree a test of them proves nothing.
-        assert not torch.allclose(expected[0], plain[0], rtol=1e-3, atol=1e-3)
+        assert not torch.allclose(expected[0], _hooked_gradients(case)[0], rtol=1e-3, atol=1e-3)
 
     @pytest.mark.parametrize(
         "spelling", ["fullgrad:rule=libra,layer=0", f"fullgrad:rule=libra,layer={DEPTH - 1}", "decompx:bias=token"]
@@ -262,48 +282,45 @@ class FamilyChecks:
         torch.testing.assert_close(scores.sum(dim=1), logits, rtol=case.rounding or 1e-9, atol=0)
 
     def test_rollout_and_gae_agree_with_full_products(self, case: Family) -> None:
-        model, images, target = case.model(), case.images(), case.target()
-        reference = case.reference(model, frozen=False)
-        explanation = vitreous.explain(model, images, ["rollout", "gae"], target)
+        images, target = case.images(), case.target()
+        reference, found = _reference(case, frozen=False), _explained(case)
         rollout = reference.rollout(images, case.tokens_read)[:, case.prefix :]
-        torch.testing.assert_close(explanation.scores["rollout"], rollout, **case.agrees)
+        torch.testing.assert_close(found["rollout"], rollout, **case.agrees)
         gae = reference.gae(images, target, case.tokens_read)[:, case.prefix :]
-        torch.testing.assert_close(explanation.scores["gae"], gae, **case.agrees)
+        torch.testing.assert_close(found["gae"], gae, **case.agrees)
 
     def test_methods_alone_and_together_give_the_same_telling_maps(self, case: Family) -> None:
         model, images, target = case.model(), case.images(), case.target()
-        together = vitreous.explain(model, images, [*case.methods, "decompx.skipplus"], target)
+        together = _explained(case)
         for method in case.methods:
-            scores = together.scores[method]
+            scores = together[method]
             assert torch.isfinite(scores).all(), method
             # ReLU over heads may leave nothing of GradToken's map of an untrained model; its heads=average cannot.
             if method != "gradtoken":
                 assert (scores.std(dim=1) > 1e-6 * scores.abs().amax(dim=1)).all(), method
-        for method in ("rollout", "gradtoken"):  # they need the least, so most is left out for them alone
+        for method in ("rollout", "gradtoken", "tokentm"):  # they need little, so much is left out for them alone
             alone = vitreous.explain(model, images, method, target).scores[method]
-            torch.testing.assert_close(alone, together.scores[method], **case.agrees)
+            torch.testing.assert_close(alone, together[method], **case.agrees)
 
     def test_tokentm_agrees_with_full_products(self, case: Family) -> None:
-        model, images, target = case.model(), case.images(), case.target()
+        scores = _explained(case)["tokentm"]
         if case.tokentm:
-            expected = case.reference(model, frozen=False).token_transformation(images, target, case.tokens_read)
-            scores = vitreous.explain(model, images, "tokentm", target).scores["tokentm"]
+            reference = _reference(case, frozen=False)
+            expected = reference.token_transformation(case.images(), case.target(), case.tokens_read)
             torch.testing.assert_close(scores, expected[:, case.prefix :], **case.agrees)
         else:  # more than W_O lies between heads and stream: tests/architecture/test_head_paths.py compares such maps
-            scores = vitreous.explain(model, images, "tokentm", target).scores["tokentm"]
             assert (scores.std(dim=1) > 1e-6 * scores.abs().amax(dim=1)).all()
 
     def test_decompositions_agree_with_written_out_vectors(self, case: Family) -> None:
-        model, images, methods = case.model(), case.images(), ["globenc", "alti", "alti:setting=original"]
+        found = _explained(case)
         if case.tokentm:
-            reference = Decomposition(case.reference(model, frozen=True), images)
-            explanation = vitreous.explain(model, images, methods)
-            for method in methods:
+            reference = Decomposition(_reference(case, frozen=True), case.images())
+            for method in DECOMPOSITIONS:
                 expected = reference.rollout(method, case.tokens_read)[:, case.prefix :]
-                torch.testing.assert_close(explanation.scores[method], expected, **case.agrees)
+                torch.testing.assert_close(found[method], expected, **case.agrees)
                 assert (expected.std(dim=1) > 1e-6 * expected.amax(dim=1)).all()
         else:
-            scores = vitreous.explain(model, images, "globenc").scores["globenc"]
+            scores = found["globenc"]
             assert (scores.std(dim=1) > 1e-6 * scores.abs().amax(dim=1)).all()
 
     def test_frozen_parameters_and_no_grad_change_nothing(self, case: Family) -> None:
@@ -316,12 +333,11 @@ class FamilyChecks:
 
     def test_a_batch_gives_what_single_images_give(self, case: Family) -> None:
         model, images, target = case.model(), case.images(), case.target()
-        methods = [*case.methods, "ixg", "decompx"]
-        together = vitreous.explain(model, images, methods, target)
+        methods, together = [*case.methods, "ixg", "decompx"], _explained(case)
         for index in range(BATCH):
             single = vitreous.explain(model, images[index : index + 1], methods, target[index : index + 1])
             for method in methods:
-                torch.testing.assert_close(single.scores[method][0], together.scores[method][index], **BATCHED)
+                torch.testing.assert_close(single.scores[method][0], together[method][index], **BATCHED)
 
     def test_dropped_patches_leave_what_hidden_ones_leave(self, case: Family, monkeypatch: pytest.MonkeyPatch) -> None:
         model, images = case.model(), case.images()

@@ -27,7 +27,7 @@ METHODS = [*HOMOGENEOUS, *WITHOUT_GRADIENT, "gae", "tokentm", "tokentm:gradient=
 seeds = st.integers(0, 10_000)
 classes = st.integers(0, CLASSES - 1)
 factors = st.floats(-3, 3, allow_nan=False).filter(lambda value: abs(value) > 1e-2)
-drawn = settings(max_examples=12, deadline=None, derandomize=True, database=None)
+drawn = settings(max_examples=6, deadline=None, derandomize=True, database=None)
 
 
 @pytest.fixture(autouse=True, scope="module")

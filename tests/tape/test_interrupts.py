@@ -46,10 +46,10 @@ def check_explained_as_in_evaluation(model):
 
 @pytest.mark.parametrize("family", CASES)
 def test_an_interrupt_at_any_instruction_leaves_nothing_behind(family):
-    """30 of them; ``python tests/support/interrupting.py 500`` makes more."""
-    found = list(interrupting.outcomes(CASES[family](), 30, seed=1))
+    """12 of them; ``python tests/support/interrupting.py 500`` makes more."""
+    found = list(interrupting.outcomes(CASES[family](), 12, seed=1))
     assert not [outcome for outcome in found if outcome.left]
-    assert sum(outcome.raised for outcome in found) > 25  # Python swallows those that come inside a finaliser
+    assert sum(outcome.raised for outcome in found) >= 11  # Python swallows those that come inside a finaliser
 
 
 class Mode(TorchFunctionMode):

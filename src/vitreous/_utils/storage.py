@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 CHECKSUM = "sha256"  # key of the checksum in a sealed manifest
+# How hard PNG files are compressed. Level 6, the default of Pillow, takes three times as long as this one, most of the
+# time that drawing a figure takes, and makes maps on photos 2% smaller.
+PNG_LEVEL = 4
 
 
 class StorageError(VitreousError, OSError):

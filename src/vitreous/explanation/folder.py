@@ -23,7 +23,7 @@ from PIL import Image
 
 from vitreous import __version__
 from vitreous._utils.messages import error_message, errors_as
-from vitreous._utils.storage import MANIFEST, StorageError, atomic_folder, read_manifest, write_manifest
+from vitreous._utils.storage import MANIFEST, PNG_LEVEL, StorageError, atomic_folder, read_manifest, write_manifest
 from vitreous.errors import ModelError, VitreousError
 from vitreous.explanation.views import find_view
 from vitreous.inputs.patch_geometry import PatchGeometry
@@ -272,7 +272,7 @@ def _write_overlays(explanation: Explanation, names: Mapping[str, str], folder: 
 
 
 def _write_picture(picture: Image.Image, folder: Path, name: str) -> str:
-    picture.save(folder / name, format="PNG")
+    picture.save(folder / name, format="PNG", compress_level=PNG_LEVEL)
     return name
 
 

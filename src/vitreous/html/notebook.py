@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
+from vitreous._utils.storage import PNG_LEVEL
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import register_view
 from vitreous.html.page import render
@@ -46,7 +47,7 @@ def as_png(explanation: Explanation) -> bytes | None:
     if drawn is None:
         return None
     stream = io.BytesIO()
-    drawn.save(stream, format="PNG")
+    drawn.save(stream, format="PNG", compress_level=PNG_LEVEL)
     return stream.getvalue()
 
 

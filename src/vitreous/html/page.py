@@ -19,6 +19,7 @@ from markupsafe import escape as _escape
 from PIL import Image
 
 from vitreous._utils.messages import printable
+from vitreous._utils.storage import PNG_LEVEL
 from vitreous.pictures.colours import line_style, ramp
 
 _RAMP = 144  # pixels across a legend
@@ -69,7 +70,7 @@ def picture(image: Image.Image, alt: str, *, exact: bool = False) -> str:
     """Embed an image: as JPEG, which is a fifth of the size, or as PNG when ``exact``."""
     stream = io.BytesIO()
     if exact:
-        image.save(stream, format="PNG")
+        image.save(stream, format="PNG", compress_level=PNG_LEVEL)
     else:
         image.convert("RGB").save(stream, format="JPEG", quality=88)
     source = data_uri(stream.getvalue(), "image/png" if exact else "image/jpeg")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from vitreous._utils.storage import atomic_file
+from vitreous._utils.storage import PNG_LEVEL, atomic_file
 from vitreous.errors import InputError
 from vitreous.pictures.captions import FAINT, INK, line_height, wrap
 from vitreous.pictures.colours import ramp
@@ -137,7 +137,7 @@ class Canvas:
     def image(self, scale: float | None = None) -> Image.Image:
         """Render the page as an image."""
         stream = io.BytesIO()
-        self._print(stream, "png", self.scale if scale is None else scale)
+        self._print(stream, "png", self.scale if scale is None else scale, level=0)  # read again at once
         with Image.open(stream) as drawn:
             return drawn.convert("RGB")
 
@@ -160,7 +160,7 @@ class Canvas:
         self._print(stream, "png", min(self.scale, 2.0))
         return stream.getvalue()
 
-    def _print(self, stream: Any, kind: str, scale: float) -> None:
+    def _print(self, stream: Any, kind: str, scale: float, level: int = PNG_LEVEL) -> None:
         from matplotlib import rc_context  # noqa: PLC0415
 
         with warnings.catch_warnings():
@@ -170,8 +170,10 @@ class Canvas:
                 for image in axes.get_images():
                     # Vector files hold all pixels of a picture; in a PNG they are averaged.
                     image.set_interpolation("antialiased" if kind == "png" else "none")
+            options: dict[str, Any] = {"pil_kwargs": {"compress_level": level}} if kind == "png" else {}
             with _PRINTING, rc_context(_SETTINGS):
-                self.figure.savefig(stream, format=kind, dpi=UNITS_PER_INCH * scale, metadata=_METADATA[kind])
+                dpi = UNITS_PER_INCH * scale
+                self.figure.savefig(stream, format=kind, dpi=dpi, metadata=_METADATA[kind], **options)
 
 
 def check_format(path: Path) -> str:
