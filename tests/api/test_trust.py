@@ -341,7 +341,12 @@ def test_the_command_line_prints_it_and_has_it_in_json(tmp_path):
     (one,) = found["photos"]
     assert one["trust"]["sentence"].startswith("Trust: ")
     assert set(one["trust"]["maps"]) == {"gae", "rollout"}
-    assert "Trust: " in page.read_text(encoding="utf-8")
+    html = page.read_text(encoding="utf-8")
+    assert f"<h3>Trust: {one['trust']['verdict']}</h3>" in html
+    for name, measured in one["trust"]["maps"].items():
+        row = f"<code>{name}</code></th><td>{100 * measured['gap']:.1f} points</td>"
+        assert row in html
+    assert f"{one['trust']['maps']['gae']['beats']} of {one['trust']['maps']['gae']['orders']}" in html
     without = json.loads(CliRunner().invoke(app, [*arguments[:-1], "--json"]).stdout)
     assert "trust" not in without["photos"][0]
 
@@ -357,6 +362,12 @@ class TestOrigin:
             one.sentence for one in given
         ]
         assert [one.sentence for one in explanation.select(1).trust(shift=False)] == [given[1].sentence]
+
+    def test_a_report_has_it_on_request(self, explained, tmp_path):
+        explanation = explained[2].with_images(explained[1].clamp(0, 1))
+        text = explanation.report(tmp_path / "page.html", trust=True).read_text(encoding="utf-8")
+        assert text.count("<h3>Trust: ") == len(explanation)
+        assert "<h3>Trust: " not in explanation.report(tmp_path / "page.html").read_text(encoding="utf-8")
 
     def test_it_reuses_the_run_that_made_the_maps(self, explained):
         model, images, explanation = explained

@@ -286,6 +286,7 @@ class Explanation(Predicted):
         image: Drawable | Iterable[Drawable] | None = None,
         mean: Channels | None = None,
         std: Channels | None = None,
+        trust: bool = False,
     ) -> Path:
         """Write a self-contained HTML report with the predictions and maps of all images.
 
@@ -294,12 +295,13 @@ class Explanation(Predicted):
             image: The images to draw on, one per image, see ``with_images``; by default those in ``images``.
             mean: See ``with_images``.
             std: See ``with_images``.
+            trust: Also measure what the maps are worth; see ``trust()``.
 
         Returns:
             The file.
         """
         shown = self._with_normalised(image, mean, std)
-        written: Path = find_view(shown, "report")(shown, Path(path))
+        written: Path = find_view(shown, "report")(shown, Path(path), self.trust() if trust else ())
         return written
 
     def with_images(

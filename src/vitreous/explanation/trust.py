@@ -266,6 +266,35 @@ def agreement_of(maps: Mapping[str, Floats], grid: tuple[int, int]) -> tuple[flo
     return float(np.mean(pairs)), _THIRDS[high // 3][high % 3], _THIRDS[torn // 3][torn % 3]
 
 
+def figures_of(found: Trust) -> list[tuple[str, str, str]]:
+    """What was measured, for cards and tables: a name, a value, and what it means."""
+    figures: list[tuple[str, str, str]] = []
+    first = found.maps.get(found.method)
+    if first is not None:
+        kept, lost = first.keeps, first.destroys
+        figures += [
+            (
+                "Keeps the prediction",
+                "none" if kept is None else f"{kept.percent:g}% of the patches",
+                "The highest patches",
+            ),
+            ("Destroys it", "none" if lost is None else f"without {lost.percent:g}%", "Without the highest patches"),
+            (
+                "Random orders beaten",
+                f"{first.beats} of {first.orders}",
+                "By the gap between highest and lowest patches",
+            ),
+        ]
+        if first.stability is not None:
+            figures.append(("Shifted by a pixel", f"{first.stability:.2f}", "Rank correlation of both maps"))
+    if found.agreement is not None:
+        figures.append(("Agreement of methods", f"{found.agreement:.2f}", "Mean rank correlation of all pairs"))
+    if found.account is not None:
+        carried = f"{found.account.patches:.1f} of {found.account.output:.1f}"
+        figures.append(("Logit from patches", carried, "The rest: class token, registers and biases"))
+    return figures
+
+
 def sentence(found: Trust) -> str:
     """Write a measured trust for a reader."""
     map_, name = found.maps[found.method], found.target_name
