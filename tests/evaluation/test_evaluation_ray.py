@@ -80,6 +80,24 @@ def test_only_json_is_on_standard_output_when_a_worker_dies(tmp_path):
     assert {row["method"] for row in json.loads(done.stdout)} == {*METHODS, "deadly"}
 
 
+@pytest.mark.parametrize("protocol", ["grid-pointing-2x2", "road"])
+def test_protocols_with_draws_of_their_own_give_what_the_local_engine_gives(cluster, protocol, tmp_path):
+    """Mosaics and the noise of imputed pixels are drawn by photo, whatever the process."""
+    folder = tmp_path / "photos"
+    write_photos(folder, 8)
+    (folder / "labels.csv").write_text("file,class_index\n" + "".join(f"{n:04d}.png,{n % 4}\n" for n in range(8)))
+    for photo in (folder / "images").iterdir():
+        photo.rename(folder / photo.name)
+    settings = {"model": MODEL, "data": f"labelled:{folder}", "protocol": protocol, "methods": ["gae", "ixg"]}
+    settings |= {"threads": 1, "shard_size": 3, "limit": 6}
+    on_ray = evaluate(**settings, out=tmp_path / "ray", engine="ray", workers=2)
+    local = evaluate(**settings, out=tmp_path / "local")
+    assert on_ray.stores[0].run.key == local.stores[0].run.key
+    rows = everything(on_ray.stores[0])
+    assert rows.equals(everything(local.stores[0]))
+    assert len(rows) == 6 * len(on_ray.stores[0].run.methods)
+
+
 def test_texts_on_a_cluster_give_what_the_local_engine_gives(cluster, tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
     from small_reviews import reviews, save_text_model, write_movies

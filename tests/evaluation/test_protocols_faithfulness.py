@@ -335,3 +335,16 @@ class TestGridPointing:
         batch = replace(batch, pictures=(replace(batch.pictures[0], mask=cell, objects=(0,)),))
         (row,) = GridPointing().measure(batch, list(batch.maps))
         assert row == {"grid_share": pytest.approx(2 / 3), "grid_hit": 1.0}
+
+    def test_the_share_is_the_focus_of_quantus(self):
+        quantus = pytest.importorskip("quantus", reason="quantus comes with vitreous[peers]")
+        map_ = torch.from_numpy(np.random.default_rng(2).normal(size=(1, 4, 4)))
+        batch = batch_of(small_vit(), random_images(1), {"x": map_}, labels=[0])
+        cell = np.zeros((SIZE, SIZE), dtype=np.int16)
+        cell[SIZE // 2 :, : SIZE // 2] = 1
+        batch = replace(batch, pictures=(replace(batch.pictures[0], mask=cell, objects=(0,)),))
+        (row,) = GridPointing().measure(batch, list(batch.maps))
+        focus = quantus.Focus(disable_warnings=True, normalise=False, abs=False)
+        (expected,) = focus.evaluate_batch(a_batch=map_[:, None].numpy(), c_batch=[(0, 0, 1, 0)])
+        # quantus adds 1e-9 to the sum of all positive scores, which is about 6 here.
+        assert row["grid_share"] == pytest.approx(expected, abs=1e-9)

@@ -104,7 +104,7 @@ def test_trust_is_that_of_the_library_and_kept(service, visit, photo):
     assert service.images_run == runs
     card = trust_of(found)
     assert card["sentence"].startswith("Trust: ")
-    assert {name: value for name, value, _ in card["figures"]}["Random orders beaten"].endswith(" of 56")
+    assert {name: value for name, value, _ in card["figures"]}["Random orders beaten"].endswith(" of 20")
 
 
 def test_the_most_probable_classes_are_explained_where_none_is_chosen(service, visit):

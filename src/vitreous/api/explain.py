@@ -7,9 +7,10 @@ perturbation methods.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -20,10 +21,10 @@ from vitreous._utils.messages import short_repr, warn_caller
 from vitreous._utils.tensors import float64_array
 from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.run_methods import run_on_images
-from vitreous.api.runs import RawResult, RunSettings, try_methods
+from vitreous.api.runs import RawResult, RunSettings, try_methods, unchanged_since_now
 from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evaluation
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
-from vitreous.explanation.explanation import Explanation, with_deferred_logits
+from vitreous.explanation.explanation import Explanation, Origin, with_deferred_logits, with_origin
 from vitreous.explanation.folder import collect_provenance
 from vitreous.inputs.model_input import ask
 from vitreous.inputs.outputs import OutputActivation, OutputPart, check_outputs, find_part
@@ -200,7 +201,9 @@ def explain(
     drawn = display_images(channels_first, _preprocessing(loaded)) if pictures is None else DisplayImages(pictures)
     known = {"images": drawn.images, "images_note": drawn.note, "provenance": provenance, "left_out": left_out}
     explanation = _explanation(loaded, pixels, recipes, result, **known)
-    return _chosen(methods, loaded, images, explanation)
+    plain = call is None and output is None
+    origin = _origin(loaded, pixels, result, by_name=isinstance(model, str)) if plain else None
+    return with_origin(_chosen(methods, loaded, images, with_origin(explanation, origin)), origin)
 
 
 def _chosen(methods: Any, loaded: LoadedModel | nn.Module, images: Images, explanation: Explanation) -> Explanation:
@@ -339,6 +342,25 @@ def _explanation(
     return explanation if result.deferred is None else with_deferred_logits(explanation, result.deferred.compute)
 
 
+def _origin(loaded: LoadedModel | nn.Module, pixels: Tensor, result: RawResult, *, by_name: bool) -> Origin:
+    """What an explanation was made of. It does not keep the caller's model alive, only one that nobody else holds."""
+    module = module_of(loaded)
+    weak = weakref.ref(module)
+    known = {one.name: getattr(loaded, one.name) for one in fields(loaded)} if isinstance(loaded, LoadedModel) else {}
+    known.pop("model", None)
+
+    def find() -> LoadedModel | nn.Module | None:
+        found = weak()
+        return LoadedModel(model=found, **known) if known and found is not None else found
+
+    return Origin(
+        model=(lambda: loaded) if by_name else find,
+        pixels=pixels,
+        layout=result.layout,
+        unchanged=unchanged_since_now(module, pixels),
+    )
+
+
 def _preprocessing(loaded: LoadedModel | nn.Module) -> Preprocessing | None:
     return loaded.preprocessing if isinstance(loaded, LoadedModel) else None
 
@@ -395,10 +417,15 @@ def find_recipes(methods: str | Sequence[str]) -> list[Recipe]:
 
 def network_of(model: LoadedModel | nn.Module) -> nn.Module:
     """The network that can be listened to: in evaluation mode, and not compiled; the model given is not switched."""
+    return evaluation_copy(module_of(model))
+
+
+def module_of(model: LoadedModel | nn.Module) -> nn.Module:
+    """The network that was given."""
     network = model.model if isinstance(model, LoadedModel) else model
     if not isinstance(network, nn.Module):
         raise InputError(f"model must be an nn.Module or a name, not {type(network).__name__}")
-    return evaluation_copy(network)
+    return network
 
 
 def declared_outputs(loaded: LoadedModel | nn.Module) -> OutputActivation | None:

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -33,7 +34,7 @@ class DeferredLogits:
 
     def __init__(self, network: nn.Module, runner: ModelRunner) -> None:
         self._network, self._runner = network, runner
-        self._seen = list(_state(network, runner.images))
+        self._unchanged = unchanged_since_now(network, runner.images)
 
     @preserves_torch_state
     def compute(self) -> Tensor:
@@ -42,7 +43,7 @@ class DeferredLogits:
         Raises:
             ExplanationError: model or images were changed since they were explained.
         """
-        if list(_state(self._network, self._runner.images)) != self._seen:
+        if not self._unchanged():
             raise ExplanationError(
                 "the model or the images were changed after they were explained, before the logits were read: with a "
                 "target given these methods need no logits; read explanation.logits before you change the model"
@@ -52,10 +53,20 @@ class DeferredLogits:
         )
 
 
-def _state(network: nn.Module, images: Tensor) -> Iterator[tuple[int, int, torch.dtype]]:
-    """What changes with the numbers of a model or of images."""
-    for tensor in (*network.parameters(), *network.buffers(), images):
-        yield tensor.data_ptr(), tensor._version, tensor.dtype  # noqa: SLF001 - torch documents it for this purpose
+def unchanged_since_now(network: nn.Module, images: Tensor) -> Callable[[], bool]:
+    """A function that tells whether a model and images still have the numbers that they have now.
+
+    It does not keep the model alive; one that is gone is not unchanged.
+    """
+
+    def state(model: nn.Module) -> list[tuple[int, int, torch.dtype]]:
+        tensors = (*model.parameters(), *model.buffers(), images)
+        # Tensors of inference mode have no version, and only inference mode can change them.
+        versions = [0 if one.is_inference() else one._version for one in tensors]  # noqa: SLF001 - torch documents it for this purpose
+        return [(one.data_ptr(), version, one.dtype) for one, version in zip(tensors, versions, strict=True)]
+
+    weak, seen = weakref.ref(network), state(network)
+    return lambda: (model := weak()) is not None and state(model) == seen
 
 
 class RawResult(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,44 +16,53 @@ from vitreous._utils.defaults import AUTO
 from vitreous._utils.messages import warn_caller
 from vitreous._utils.tensors import at_least_float32, float64_array
 from vitreous._utils.torch_state import preserves_torch_state
-from vitreous.api.explain import black_pixel, declared_outputs, explain, find_recipes, network_of, stage_of
+from vitreous.api.explain import black_pixel, declared_outputs, explain, find_recipes, module_of, network_of, stage_of
 from vitreous.api.run_methods import run_on_images
 from vitreous.api.runs import RunSettings
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError, UnsupportedModelError
-from vitreous.explanation.explanation import Explanation
+from vitreous.explanation.explanation import Explanation, with_origin
 from vitreous.explanation.trust import (
     COMPARED,
     DOUBTFUL_BOUND,
     ENERGY_BOUNDS,
     FAR_SHARE,
-    KEPT,
-    LIKELY,
+    HALF,
     NO_EFFECT,
-    RANDOM_ORDERS,
-    REMOVED,
-    UNSTABLE,
+    NO_PART_MATTERS,
+    RANDOM_SETS,
+    SIDES,
     Account,
     MapTrust,
+    Order,
+    Parts,
     Removal,
     Share,
     Trust,
+    Verdict,
     against_chance,
     agreement_of,
+    count_of,
+    doubts_of,
     sentence,
+    smallest_destroying,
+    smallest_keeping,
     verdict_of,
 )
 from vitreous.explanation.views import register_view
-from vitreous.inputs.outputs import likelihoods, percent
+from vitreous.inputs.outputs import likelihoods
 from vitreous.methods.perturbation import PatchMasks, seeded
 from vitreous.methods.readout import patch_means
 from vitreous.metrics.metric import Floats
 from vitreous.metrics.sanity import is_constant, spearman
+from vitreous.models import LoadedModel
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
+from vitreous.tape import Layout
 from vitreous.tape.runner import ModelRunner
 
-_FEWEST_REFERENCES = 10
-_CHEAP = 50  # percent of the patches; the removal of fewer is measured only where that of more changes the prediction
+_FEWEST_PATCHES, _FEWEST_REFERENCES = 4, 10
+# Rounding, other batches and bfloat16 change outputs by less than this part of the largest; another photo by more.
+_OTHER = 0.1
 
 
 @preserves_torch_state
@@ -70,16 +79,17 @@ def trust(
     """Measure what the maps of an explanation are worth for the predictions that they explain.
 
     The model runs on parts of each photo (True Token Masking: patches are dropped, and a run costs what is left of
-    them): the highest 5 to 50% and what remains without the highest 50 to 90% of the first method (of 10 and 25% only
-    where half of the patches destroys the prediction), the highest and the lowest 10 and 25% of the others, and eight
-    random sets of both sizes that all methods are compared with. With one method that is 25 to 27 runs of a quarter of
-    the patches on average, some seven whole ones; every further method adds 4. The first method explains the photo
-    again, shifted by one pixel.
+    them): the highest and the lowest 5 and 20% of every method, and five disjoint random sets of both sizes that all
+    are compared with. Of the first method also what remains without the highest half and, depending on what was found,
+    without the highest 25 or 65%, and the highest 10, 35 and 50%. With one method that is 16 to 19 runs of a sixth of
+    the patches on average, some three whole ones; every further method adds 4, half of a whole one. The first method
+    explains the photo again, shifted by one pixel. An explanation that was loaded, copied or put together costs two
+    whole runs more.
 
     Args:
         model: as ``explain`` takes it; the model that was explained.
         images: the same images.
-        explanation: what ``explain`` found; None explains with the usual methods first.
+        explanation: what ``explain`` found; None explains with the default methods first.
         target_index: which of several explained classes.
         shift: whether the stability of the first map is measured, which costs another explanation by it.
         seed: of the random sets.
@@ -88,6 +98,9 @@ def trust(
 
     Returns:
         One ``Trust`` for every image.
+
+    Raises:
+        InputError: model or images are not those that were explained.
 
     Examples:
         >>> import vitreous
@@ -138,50 +151,88 @@ def _measured(
         )
     stage = found.provenance.get("stage", stage_of(loaded))
     settings = RunSettings(black_pixel(loaded, pixels), outputs=found.scale or declared_outputs(loaded), stage=stage)
+    layout = _known_layout(found, loaded, pixels)
 
     def run(network: nn.Module) -> tuple[Measured, ...]:
         return tuple(
-            measure(_Measurement(network, pixels[[index]], found, index, target_index, settings))
+            measure(_Measurement(network, pixels[[index]], found, (index, target_index), settings, layout))
             for index in range(len(found))
         )
 
     return run_in_evaluation(network_of(loaded), run)
 
 
+def _known_layout(found: Explanation, loaded: LoadedModel | nn.Module, pixels: Tensor) -> Layout | None:
+    """The layout of the run that made the maps, if that was a run of this model, as it is, on these images."""
+    origin = found.origin
+    if origin is None or not origin.unchanged():
+        return None
+    model = origin.model()
+    if model is None or module_of(model) is not module_of(loaded) or pixels.shape != origin.pixels.shape:
+        return None
+    return cast("Layout", origin.layout) if bool(torch.equal(pixels, origin.pixels)) else None
+
+
 @preserves_torch_state
 def most_trusted(model: Model, images: Images, explanation: Explanation, *, seed: int = 0) -> Explanation:
     """Keep the map of an explanation that the model's own answers speak for: the one with the largest gap.
 
-    The gap of ``trust``: the probability of the class with the highest 10 and 25% of the patches alone, minus that with
-    the lowest. It takes 4 runs of a sixth of the patches for every method, and 16 for random sets that all are compared
-    with. Of several images the mean gap counts. What was measured is in ``provenance["auto"]``.
+    The gap of ``trust``: the probability of the class with the highest 5 and 20% of the patches alone, minus that with
+    the lowest. It takes 4 runs of an eighth of the patches for every method, and 10 for random sets that all are
+    compared with. Of several images the mean gap counts. What was measured is in ``provenance["auto"]``.
     """
     measured = [found for found in _measured(model, images, explanation, 0, lambda one: one.compare(seed)) if found]
-    if not measured:
+    named = [name for name in explanation.methods if all(name in each for each in measured)]
+    if not measured or not named:
         warn_caller(
             f"methods={AUTO!r} could not be measured here (no class with a probability, or maps that are not finite): "
             f"{explanation.methods[0]} is taken, which is the first candidate"
         )
         chosen, gaps = explanation.methods[0], dict[str, float]()
     else:
-        gaps = {name: float(np.mean([each[name].gap for each in measured])) for name in explanation.methods}
+        gaps = {name: float(np.mean([each[name].gap for each in measured])) for name in named}
         chosen = max(gaps, key=gaps.__getitem__)
         if all(each[chosen].bound > DOUBTFUL_BOUND for each in measured):
             warn_caller(
                 f"no candidate is better than random orders of the patches here; {chosen} comes nearest to it, and its "
                 "map should not be relied on"
             )
-    return replace(
+    kept = replace(
         explanation,
         scores={chosen: explanation.scores[chosen]},
         signed={chosen: explanation.signed[chosen]},
         provenance={**explanation.provenance, "auto": {"method": chosen, "gaps": gaps}},
     )
+    return with_origin(kept, explanation.origin)
 
 
 @register_view(Explanation, "trust")
-def _trust_view(explanation: Explanation, model: Model, images: Images, **options: Any) -> tuple[Trust, ...]:
+def _trust_view(
+    explanation: Explanation, model: Model | None, images: Images | None, **options: Any
+) -> tuple[Trust, ...]:
+    if model is None and images is None:
+        model, images = _original(explanation)
+    if model is None or images is None:
+        raise InputError("pass both the model and the images that were explained, or neither")
     return trust(model, images, explanation, **options)
+
+
+def _original(explanation: Explanation) -> tuple[Model, Tensor]:
+    """The model and the input that an explanation was made of."""
+    again = "pass them: explanation.trust(model, images)"
+    origin = explanation.origin
+    model = None if origin is None else origin.model()
+    if origin is None or model is None:
+        raise InputError(
+            "the explanation does not know its model and images any more (it was loaded, copied, put together, made "
+            f"with call= or output=, or the model is gone): {again}"
+        )
+    if not origin.unchanged():
+        raise InputError(
+            "the model or the images were changed after they were explained: explain again, or restore the weights and "
+            + again
+        )
+    return model, origin.pixels
 
 
 class _Measurement:
@@ -192,138 +243,145 @@ class _Measurement:
         network: nn.Module,
         image: Tensor,
         explanation: Explanation,
-        index: int,
-        target_index: int,
+        place: tuple[int, int],
         settings: RunSettings,
+        layout: Layout | None,
     ) -> None:
         self._network, self._image, self._explanation = network, image, explanation
-        self._index, self._target_index, self._settings = index, target_index, settings
+        self._settings, self._known = settings, layout is not None
+        self._index, self._target_index = place
         self._runner = ModelRunner(network, image, black=settings.black, outputs=settings.outputs, stage=settings.stage)
-        self._target = explanation.class_index(index, target_index)
+        if layout is not None:
+            self._runner.note_layout(layout)
+        self._target = explanation.class_index(*place)
         self._removal: Removal = "dropped"
         self._energy: float | None = None
         self._energy_bound: float | None = None
 
     def measure(self, *, shift: bool, seed: int, energy_bound: float | None = None) -> Trust:
         """Measure all maps, and conclude."""
-        first = self._explanation.methods[0]
+        first, *_ = self._explanation.methods
         if self._target >= self._explanation.logits.shape[1]:
-            return self._not_measured(
+            return self._without_maps(
                 first, None, f"{self._name(self._target)!r} is no class that the model could keep or lose"
             )
-        patches = self._runner.layout.patches
-        maps = {method: self._patch_scores(method) for method in self._explanation.methods}
-        logits = self._runner.logits(self._image)
+        finite = self._finite()
+        if first not in finite:
+            return self._without_maps(first, None, f"the map of {first} has values that are not finite")
+        moved = self._moved(first) if shift else None  # its run shows the layout, where that is not known
+        logits = self._whole()
         whole = self._probabilities(logits)[0]
         if self._runner.scale in {None, "logits"} and logits.shape[1] > 1:
             self._energy, self._energy_bound = float(at_least_float32(logits).logsumexp(dim=1)[0]), energy_bound
-        if (reason := self._unmeasurable(maps, patches)) is not None:
-            return self._not_measured(first, whole, reason)
-        orders = {method: np.argsort(-scores, kind="stable") for method, scores in maps.items()}
-        wanted = self._wanted(orders, first, patches)
-        sets = self._random_sets(patches, seed)
-        outputs = self._outputs([*wanted.values(), *sets], patches)
-        by_name = dict(zip(wanted, range(len(wanted)), strict=True))
-        measured = self._compared(maps, outputs, by_name)
+        if (reason := self._unmeasurable()) is not None:
+            return self._without_maps(first, whole, reason)
+        maps = {method: self._patch_scores(method) for method in finite}
+        parts = self._parts(maps)
+        measured, chance = self._compared(parts, seed, [(first, "bottom", HALF)])
+        keeps, destroys = self._shares(parts, first, whole)
         measured[first] = replace(
             measured[first],
-            keeps=self._keeps(outputs, by_name, first, whole),
-            destroys=self._destroys(outputs, by_name, orders[first], whole),
-            stability=self._stability(first, maps[first]) if shift else None,
+            keeps=keeps,
+            destroys=destroys,
+            stability=None if moved is None else self._stability(maps[first], moved),
         )
-        for method, scores in maps.items():
-            if self._explanation.signed[method]:
-                measured[method] = replace(measured[method], total=float(scores.sum()))
-        account = self._account()
-        unmoved = float(np.abs(outputs[:, self._target] - whole[self._target]).max()) < NO_EFFECT * whole[self._target]
-        return self._concluded(first, measured, maps, whole, account, unmoved=unmoved)
+        for method in filter(self._explanation.signed.get, maps):
+            measured[method] = replace(measured[method], total=float(maps[method].sum()))
+        outputs = np.concatenate([chance, np.stack(list(parts.outputs.values()))])[:, self._target]
+        if float(np.abs(outputs - whole[self._target]).max()) < NO_EFFECT * whole[self._target]:
+            return self._without_maps(first, whole, NO_PART_MATTERS, verdict="poor")
+        return self._concluded(first, measured, maps, whole, self._account())
 
     def compare(self, seed: int) -> dict[str, MapTrust]:
         """Compare all maps with random orders and measure nothing else; empty where nothing can be measured."""
-        patches = self._runner.layout.patches
-        maps = {method: self._patch_scores(method) for method in self._explanation.methods}
         is_class = self._target < self._explanation.logits.shape[1]
-        if not is_class or self._unmeasurable(maps, patches) is not None:
+        finite = self._finite()
+        if not is_class or not finite or self._unmeasurable() is not None:
             return {}
+        measured, _ = self._compared(self._parts({method: self._patch_scores(method) for method in finite}), seed, [])
+        return measured
+
+    def _parts(self, maps: Mapping[str, Floats]) -> Parts:
         orders = {method: np.argsort(-scores, kind="stable") for method, scores in maps.items()}
-        wanted = self._wanted(orders, None, patches)
-        outputs = self._outputs([*wanted.values(), *self._random_sets(patches, seed)], patches)
-        return self._compared(maps, outputs, dict(zip(wanted, range(len(wanted)), strict=True)))
+        return Parts(orders, self._outputs)
 
     def _compared(
-        self, maps: Mapping[str, Floats], outputs: Floats, by_name: Mapping[tuple[str, str, int], int]
-    ) -> dict[str, MapTrust]:
-        """The gap of every map, and its place among the random sets, whose outputs come after those of the maps."""
-        chance = outputs[len(by_name) :, self._target]
-        # One mean over the sizes for every random order: its sets of different sizes lie inside each other.
-        chance = chance.reshape(RANDOM_ORDERS, len(COMPARED)).mean(axis=1)
+        self, parts: Parts, seed: int, further: Sequence[tuple[str, str, int]]
+    ) -> tuple[dict[str, MapTrust], Floats]:
+        """The gap of every map and its place among random orders; ``further`` parts are run with them."""
+        wanted = [(method, side, share) for method in parts.orders for side in SIDES for share in COMPARED]
+        outputs = parts.prepare([*wanted, *further], self._random_sets(seed))
+        # One mean over the sizes for every random set: those of different sizes lie inside each other.
+        chance = outputs[:, self._target].reshape(-1, len(COMPARED)).mean(axis=1)
         measured = {}
-        for method in maps:
+        for method in parts.orders:
             top, bottom = (
-                np.mean([outputs[by_name[method, side, share], self._target] for share in COMPARED])
-                for side in ("top", "bottom")
+                np.mean([parts.output(method, side, share)[self._target] for share in COMPARED]) for side in SIDES
             )
             measured[method] = against_chance(float(top - bottom), chance)
-        return measured
+        return measured, outputs
 
     # What is run ------------------------------------------------------------------------------------------------------
 
+    def _whole(self) -> Tensor:
+        """The logits of the whole photo: those of the explanation, or, where it may be of others, those of a run."""
+        before = self._explanation.logits[[self._index]]
+        if self._known:
+            return before
+        now = self._runner.logits(self._image)
+        scale = float(at_least_float32(now).abs().max())
+        if not now.shape == before.shape or float((now - before.to(now)).abs().max()) > _OTHER * scale:
+            raise InputError(
+                "the model's output is not that of the explanation: pass the model and the images that were explained"
+            )
+        return now
+
+    def _finite(self) -> list[str]:
+        explanation, place = self._explanation, (self._index, self._target_index)
+        return [method for method in explanation.methods if explanation.shows(method, *place)]
+
     def _patch_scores(self, method: str) -> Floats:
-        scores = self._explanation.scores_of(method, self._index, self._target_index)
+        return self._of_patches(self._explanation.scores_of(method, self._index, self._target_index))
+
+    def _of_patches(self, scores: Tensor) -> Floats:
         layout = self._runner.layout
         if scores.numel() != layout.patches:
-            scores = patch_means(
-                at_least_float32(scores)[None], self._explanation.image_size, layout.grid, layout.geometry
-            )[0]
+            scores = patch_means(at_least_float32(scores)[None], self._runner.size, layout.grid, layout.geometry)[0]
         return float64_array(scores)
 
-    def _unmeasurable(self, maps: Mapping[str, Floats], patches: int) -> str | None:
-        broken = [method for method, scores in maps.items() if not np.isfinite(scores).all()]
-        if broken:
-            return f"the map of {broken[0]} has values that are not finite"
+    def _unmeasurable(self) -> str | None:
         if self._runner.scale == "value":
             return "the model's outputs are values (regression), which have no probability to keep or to lose"
-        if patches < 4:
+        if (patches := self._runner.layout.patches) < _FEWEST_PATCHES:
             return f"the model sees {patches} patches, too few to remove some of them"
         return None
 
-    def _wanted(
-        self, orders: Mapping[str, np.typing.NDArray[np.int64]], first: str | None, patches: int
-    ) -> dict[tuple[str, str, int], np.typing.NDArray[np.int64]]:
-        """Which patches are kept, by method, side and percent: the highest (top) or the lowest (bottom)."""
-        wanted = {}
-        for method, order in orders.items():
-            for share in KEPT if method == first else COMPARED:
-                wanted[method, "top", share] = order[: _count(share, patches)]
-            cheap = (100 - share for share in REMOVED if share >= _CHEAP)
-            left = sorted({*COMPARED, *cheap}) if method == first else COMPARED
-            for share in left:
-                wanted[method, "bottom", share] = order[patches - _count(share, patches) :]
-        return wanted
+    def _random_sets(self, seed: int) -> list[Order]:
+        """Disjoint sets of the largest size, and smaller ones inside them."""
+        patches = self._runner.layout.patches
+        drawn = torch.randperm(patches, generator=seeded(seed)).numpy()
+        largest = count_of(max(COMPARED), patches)
+        starts = range(0, min(RANDOM_SETS, patches // largest) * largest, largest)
+        return [drawn[start : start + count_of(share, patches)] for start in starts for share in COMPARED]
 
-    def _random_sets(self, patches: int, seed: int) -> list[np.typing.NDArray[np.int64]]:
-        generator = seeded(seed)
-        drawn = [torch.randperm(patches, generator=generator).numpy() for _ in range(RANDOM_ORDERS)]
-        return [order[: _count(share, patches)] for order in drawn for share in COMPARED]
-
-    def _outputs(self, sets: Sequence[np.typing.NDArray[np.int64]], patches: int) -> Floats:
+    def _outputs(self, sets: Sequence[Order]) -> Floats:
         """Probabilities of all classes with some of the patches, (sets, classes); equal sizes run together."""
         logits: list[Tensor] = [torch.empty(0)] * len(sets)
         for size in sorted({len(kept) for kept in sets}):
             numbers = [number for number, kept in enumerate(sets) if len(kept) == size]
             kept = torch.from_numpy(np.stack([np.sort(sets[number]) for number in numbers]))
-            for number, row in zip(numbers, self._kept(kept, patches), strict=True):
+            for number, row in zip(numbers, self._kept(kept), strict=True):
                 logits[number] = row
         return self._probabilities(torch.stack(logits))
 
-    def _kept(self, kept: Tensor, patches: int) -> Tensor:
+    def _kept(self, kept: Tensor) -> Tensor:
         images = self._image.expand(len(kept), *self._image.shape[1:])
         if self._removal == "dropped":
             try:
                 return self._runner.logits_of_kept(images, kept)
             except UnsupportedModelError:
                 self._removal = "painted"
-        inside = torch.zeros(len(kept), patches).scatter(1, kept, 1.0)
+        inside = torch.zeros(len(kept), self._runner.layout.patches).scatter(1, kept, 1.0)
         masks = PatchMasks(inside, self._runner.layout, self._runner.size)
         pixels = masks.pixels(torch.arange(len(kept))).to(images).unsqueeze(self._runner.channel_axis)
         return self._runner.logits(images * pixels)
@@ -331,19 +389,18 @@ class _Measurement:
     def _probabilities(self, logits: Tensor) -> Floats:
         return float64_array(likelihoods(at_least_float32(logits), self._runner.scale))
 
-    def _stability(self, method: str, scores: Floats) -> float:
-        """Rank correlation with the map of the photo moved down and right by one pixel."""
+    def _moved(self, method: str) -> Tensor:
+        """The map of the photo moved down and right by one pixel."""
         # Every plane by itself, also of a volume or a clip.
         planes = self._image.reshape(-1, 1, *self._image.shape[-2:])
         moved = functional.pad(planes, (1, 0, 1, 0), mode="replicate")[..., :-1, :-1].reshape(self._image.shape)
         result = run_on_images(self._network, moved, find_recipes([method]), self._target, None, self._settings)
-        other = float64_array(result.scores[method][0])
-        if other.size != scores.size:
-            layout = self._runner.layout
-            other = float64_array(
-                patch_means(torch.from_numpy(other)[None], self._runner.size, layout.grid, layout.geometry)[0]
-            )
-        return spearman(scores, other) if np.isfinite(other).all() else math.nan
+        self._runner.note_layout(result.layout)
+        return result.scores[method][0]
+
+    def _stability(self, scores: Floats, moved: Tensor) -> float:
+        """Rank correlation with the map of the moved photo."""
+        return spearman(scores, self._of_patches(moved)) if bool(moved.isfinite().all()) else math.nan
 
     def _account(self) -> Account | None:
         if self._removal != "dropped" or not self._runner.layout.reads_prefix_only:
@@ -365,41 +422,14 @@ class _Measurement:
             return int(probabilities.argmax()) == self._target
         return bool(probabilities[self._target] >= whole[self._target] / 2)
 
-    def _keeps(
-        self, outputs: Floats, by_name: Mapping[tuple[str, str, int], int], method: str, whole: Floats
-    ) -> Share | None:
-        found = None
-        for share in reversed(KEPT):
-            row = outputs[by_name[method, "top", share]]
-            if not self._holds(row, whole):
-                break
-            found = Share(share, float(row[self._target]))
-        return found
-
-    def _destroys(
-        self,
-        outputs: Floats,
-        by_name: Mapping[tuple[str, str, int], int],
-        order: np.typing.NDArray[np.int64],
-        whole: Floats,
-    ) -> Share | None:
-        """The smallest share whose removal changes the prediction.
-
-        Small shares leave nearly the whole photo and cost as much: one is run only where the next larger one destroys.
-        """
-        first, patches = self._explanation.methods[0], len(order)
-        found: Share | None = None
-        for share in reversed(REMOVED):
-            number = by_name.get((first, "bottom", 100 - share))
-            if number is None:
-                if found is None or found.percent > _next_larger(share):
-                    break
-                row = self._outputs([order[patches - _count(100 - share, patches) :]], patches)[0]
-            else:
-                row = outputs[number]
-            if not self._holds(row, whole):
-                found = Share(share, float(row[self._target]))
-        return found
+    def _shares(self, parts: Parts, method: str, whole: Floats) -> tuple[Share | None, Share | None]:
+        """What keeps and what destroys the prediction."""
+        keeps = smallest_keeping(lambda share: self._holds(parts.output(method, "top", share), whole))
+        lost = smallest_destroying(lambda share: not self._holds(parts.output(method, "bottom", 100 - share), whole))
+        return (
+            None if keeps is None else Share(keeps, float(parts.output(method, "top", keeps)[self._target])),
+            None if lost is None else Share(lost, float(parts.output(method, "bottom", 100 - lost)[self._target])),
+        )
 
     def _concluded(
         self,
@@ -408,60 +438,33 @@ class _Measurement:
         maps: Mapping[str, Floats],
         whole: Floats,
         account: Account | None,
-        *,
-        unmoved: bool,
     ) -> Trust:
         agreement, agree_on, disagree_on = agreement_of(maps, self._runner.layout.grid)
-        notes = self._notes(first, measured[first], maps[first], whole, unmoved=unmoved)
-        verdict = verdict_of(
-            measured[first], float(whole[self._target]), doubtful=bool(notes) and not self._only_painted(notes)
-        )
-        found = Trust(
-            verdict=verdict,
-            sentence="",
-            method=first,
+        top = int(whole.argmax())
+        known = self._trust(first, whole, ())
+        doubts = doubts_of(known, measured[first], self._name(top), float(whole[top]))
+        if bool(is_constant(maps[first])):
+            doubts += (f"the map of {first} is the same everywhere and orders nothing",)
+        found = replace(
+            known,
+            verdict=verdict_of(measured[first], float(whole[self._target]), doubtful=bool(doubts)),
+            notes=(*doubts, *self._remarks(maps)),
             best=max(measured, key=lambda method: measured[method].gap),
-            target=self._target,
-            target_name=self._name(self._target),
-            probability=float(whole[self._target]),
-            predicted=int(whole.argmax()),
             maps=dict(measured),
             account=account,
             agreement=agreement,
             agree_on=agree_on,
             disagree_on=disagree_on,
-            removal=self._removal,
-            evaluations=self._runner.evaluations,
-            notes=notes,
-            energy=self._energy,
-            energy_bound=self._energy_bound,
         )
         return replace(found, sentence=sentence(found))
 
-    def _only_painted(self, notes: tuple[str, ...]) -> bool:
-        return len(notes) == 1 and self._removal == "painted"
-
-    def _notes(self, method: str, map_: MapTrust, scores: Floats, whole: Floats, *, unmoved: bool) -> tuple[str, ...]:
-        notes = []
-        top = int(whole.argmax())
-        if float(whole[top]) < LIKELY:
-            notes.append(f"no class is likely: the highest is {self._name(top)!r} with {percent(float(whole[top]))}")
-        elif top != self._target:
-            notes.append(f"the model says {self._name(top)!r} ({percent(float(whole[top]))}), not the explained class")
-        if self._energy is not None and self._energy_bound is not None and self._energy < self._energy_bound:
-            notes.append(
-                f"the photo lies far from what the model knows: its energy of {self._energy:.1f} is below "
-                f"{self._energy_bound:.1f}, which {100 - FAR_SHARE}% of the reference photos are above"
-            )
-        if unmoved:
-            notes.append("no removed part of the photo changes the prediction, so no map of patches can explain it")
-        if bool(is_constant(scores)):
-            notes.append(f"the map of {method} is the same everywhere and orders nothing")
-        if map_.stability is not None and not map_.stability >= UNSTABLE:
-            notes.append(f"a shift by one pixel changes the map of {method} (rank correlation {map_.stability:.2f})")
+    def _remarks(self, maps: Mapping[str, Floats]) -> tuple[str, ...]:
+        """How it was measured, where that is not as usual."""
+        broken = [method for method in self._explanation.methods if method not in maps]
+        remarks = [f"the map of {method} has values that are not finite and was left out" for method in broken]
         if self._removal == "painted":
-            notes.append("patches were painted with the mean colour, because the model cannot do without them")
-        return tuple(notes)
+            remarks.append("patches were painted with the mean colour, because the model cannot do without them")
+        return tuple(remarks)
 
     def _name(self, number: int) -> str:
         if number == self._target:
@@ -469,10 +472,16 @@ class _Measurement:
         names = self._explanation.class_names
         return str(number) if names is None else names[number]
 
-    def _not_measured(self, first: str, whole: Floats | None, reason: str) -> Trust:
+    def _without_maps(self, first: str, whole: Floats | None, reason: str, verdict: Verdict = "not measured") -> Trust:
+        """A statement in the place of numbers."""
+        told = f"Trust: {verdict}, because {reason}."
+        return replace(self._trust(first, whole, (reason,)), verdict=verdict, sentence=told)
+
+    def _trust(self, first: str, whole: Floats | None, notes: tuple[str, ...]) -> Trust:
+        """What is known before any map was measured."""
         return Trust(
             verdict="not measured",
-            sentence=f"Trust: not measured, because {reason}.",
+            sentence="",
             method=first,
             best=first,
             target=self._target,
@@ -486,14 +495,7 @@ class _Measurement:
             disagree_on=None,
             removal=self._removal,
             evaluations=self._runner.evaluations,
-            notes=(reason,),
+            notes=notes,
+            energy=self._energy,
+            energy_bound=self._energy_bound,
         )
-
-
-def _next_larger(share: int) -> int:
-    return REMOVED[REMOVED.index(share) + 1]
-
-
-def _count(share: int, patches: int) -> int:
-    """How many patches a share of them is, one at least and not all."""
-    return min(patches - 1, max(1, round(patches * share / 100)))

@@ -20,7 +20,7 @@ from vitreous._utils.defaults import AUTO, DEFAULT_METHODS
 from vitreous._utils.storage import StorageError
 from vitreous.cli.console import plain_warnings, print_error, print_line, progress_bar, steps
 from vitreous.errors import ImageError, InputError, TargetError
-from vitreous.explanation.explanation import ExplanationError
+from vitreous.explanation.explanation import ExplanationError, with_origin
 from vitreous.explanation.folder import file_names
 from vitreous.html.report import ReportError, report_file
 from vitreous.inputs.dense_targets import Pixels
@@ -308,7 +308,8 @@ class _ExplainJob:
         if self.methods is None:  # later batches use the defaults that the model was found to support
             self.methods, self.left_out = explanation.methods, explanation.left_out
         for index, (file, image) in enumerate(images.items()):
-            one = replace(explanation.select(index), left_out=self.left_out)
+            alone = explanation.select(index)
+            one = with_origin(replace(alone, left_out=self.left_out), alone.origin)
             trust = vitreous.trust(model, [image], one)[0] if self.request.trust else None
             if self._save(file, one, folders[file], trust) and self.report is not None:
                 self._add_to(self.report, file, image, one, model, trust)

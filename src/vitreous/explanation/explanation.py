@@ -13,7 +13,7 @@ from vitreous._utils.defaults import DEFAULT_OPACITY
 from vitreous._utils.messages import error_message, warn_caller
 from vitreous.errors import InputError
 from vitreous.explanation import folder as explanation_folder
-from vitreous.explanation.prediction import ExplanationError, Predicted, Prediction, check_predictions
+from vitreous.explanation.prediction import ExplanationError, Origin, Predicted, Prediction, check_predictions
 from vitreous.explanation.views import (
     FigureOptions,
     Look,
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from vitreous.models.preprocessing import Preprocessing
 
 _DEFERRED = "_compute_logits"
+_ORIGIN = "_origin"
 
-__all__ = ["Explanation", "ExplanationError", "Prediction", "with_deferred_logits"]
+__all__ = ["Explanation", "ExplanationError", "Origin", "Prediction", "with_deferred_logits", "with_origin"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,7 +124,7 @@ class Explanation(Predicted):
     def __getstate__(self) -> dict[str, Any]:
         """Copy or pickle the logits, not the model that computes them."""
         self.logits  # noqa: B018 - computes them
-        return dict(self.__dict__)
+        return {name: value for name, value in self.__dict__.items() if name != _ORIGIN}
 
     def __repr__(self) -> str:
         classes = f" x {self.classes_per_image} classes" if self.target.ndim == 2 else ""
@@ -268,10 +269,17 @@ class Explanation(Predicted):
         drawn: Drawing = draw(shown, index, methods=methods, photo=photo, look=look)
         return drawn
 
-    def trust(self, model: Any, images: Any, **options: Any) -> tuple[Trust, ...]:
+    @property
+    def origin(self) -> Origin | None:
+        """What the explanation was made of; ``None`` of one that was loaded, copied or put together."""
+        found: Origin | None = self.__dict__.get(_ORIGIN)
+        return found
+
+    def trust(self, model: Any = None, images: Any = None, **options: Any) -> tuple[Trust, ...]:
         """Measure what the maps are worth for these predictions: ``vitreous.trust(model, images, explanation)``.
 
-        An explanation holds neither the model nor its input, so both are given again.
+        An explanation that ``vitreous.explain`` has returned knows its model and images, as long as the model exists;
+        one that was loaded from a folder or unpickled does not, and both are given again.
 
         Args:
             model: The model that was explained, as ``vitreous.explain`` takes it.
@@ -280,6 +288,15 @@ class Explanation(Predicted):
 
         Returns:
             One ``Trust`` for every image; its ``sentence`` says it all.
+
+        Raises:
+            InputError: Model and images are not known any more, or were changed after they were explained.
+
+        Examples:
+            >>> import vitreous
+            >>> (trust,) = vitreous.explain(model, "demo.jpg", ["gae"]).trust()
+            >>> trust.method
+            'gae'
         """
         measured: tuple[Trust, ...] = find_view(self, "trust")(self, model, images, **options)
         return measured
@@ -291,6 +308,7 @@ class Explanation(Predicted):
         image: Drawable | Iterable[Drawable] | None = None,
         mean: Channels | None = None,
         std: Channels | None = None,
+        trust: bool = False,
     ) -> Path:
         """Write a self-contained HTML report with the predictions and maps of all images.
 
@@ -299,12 +317,13 @@ class Explanation(Predicted):
             image: The images to draw on, one per image, see ``with_images``; by default those in ``images``.
             mean: See ``with_images``.
             std: See ``with_images``.
+            trust: Also measure what the maps are worth; see ``trust()``.
 
         Returns:
             The file.
         """
         shown = self._with_normalised(image, mean, std)
-        written: Path = find_view(shown, "report")(shown, Path(path))
+        written: Path = find_view(shown, "report")(shown, Path(path), self.trust() if trust else ())
         return written
 
     def with_images(
@@ -320,7 +339,7 @@ class Explanation(Predicted):
             std: What it was divided by.
         """
         pictures = given_pictures(images, len(self), mean, std)
-        return replace(self, images=pictures.images, images_note=pictures.note)
+        return with_origin(replace(self, images=pictures.images, images_note=pictures.note), self.origin)
 
     def _drawn_on(
         self,
@@ -355,7 +374,7 @@ class Explanation(Predicted):
         index, _ = self.position(index)
         one = slice(index, index + 1)
         target, targets = self._targets_of(one)
-        return replace(
+        alone = replace(
             self,
             scores={method: scores[one] for method, scores in self.scores.items()},
             target=target,
@@ -364,6 +383,8 @@ class Explanation(Predicted):
             logits=self.logits[one],
             images=None if self.images is None else self.images[one],
         )
+        origin = self.origin
+        return with_origin(alone, origin and replace(origin, pixels=origin.pixels[one]))
 
     def _targets_of(self, rows: slice) -> tuple[Tensor, tuple[Target, ...]]:
         """Give the target numbers of some images, and only those target objects that they are explained for."""
@@ -446,6 +467,13 @@ def with_deferred_logits(explanation: Explanation, compute: Callable[[], Tensor]
     """Defer the logits of a new explanation: they are computed when they are first read."""
     explanation.__dict__[_DEFERRED] = compute
     del explanation.__dict__["logits"]
+    return explanation
+
+
+def with_origin(explanation: Explanation, origin: Origin | None) -> Explanation:
+    """Let a new explanation know what it was made of."""
+    if origin is not None:
+        explanation.__dict__[_ORIGIN] = origin
     return explanation
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 
 import torch
@@ -12,7 +13,7 @@ from vitreous.errors import MethodError, VitreousError
 from vitreous.inputs.outputs import OutputActivation, likelihoods, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -29,6 +30,23 @@ class Prediction(NamedTuple):
     class_index: int
     label: str
     probability: float | None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What an explanation was made of, so that more can be measured; neither saved nor copied.
+
+    Attributes:
+        model: Gives the model that was explained, as ``explain`` takes it; ``None`` when it is gone.
+        pixels: The model's input.
+        layout: How the tokens of the run are laid out.
+        unchanged: Tells whether weights and input still have the numbers that were explained.
+    """
+
+    model: Callable[[], Any]
+    pixels: Tensor
+    layout: Any
+    unchanged: Callable[[], bool]
 
 
 class Predicted:

@@ -18,7 +18,7 @@ from PIL import Image
 from vitreous._utils.storage import StorageError, atomic_file
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.explanation.explanation import Explanation
-from vitreous.explanation.trust import Trust
+from vitreous.explanation.trust import Trust, figures_of
 from vitreous.explanation.views import register_view
 from vitreous.html import page
 from vitreous.html.page import Chart, Line, layout_chart, line_attributes, percent_axis
@@ -153,8 +153,13 @@ def report_file(path: Path, command: str, methods: Sequence[str]) -> Iterator[Re
 
 
 @register_view(Explanation, "report")
-def write_report(explanation: Explanation, path: Path) -> Path:
+def write_report(explanation: Explanation, path: Path, trusts: Sequence[Trust] = ()) -> Path:
     """Write a report on one explanation, without curves, which need the model; complete or not at all.
+
+    Args:
+        explanation: Of one or more images.
+        path: The file.
+        trusts: What the maps of each image are worth, if that was measured.
 
     Raises:
         StorageError: The file cannot be written.
@@ -165,7 +170,8 @@ def write_report(explanation: Explanation, path: Path) -> Path:
     listed = [(f"image-{index}", f"image {index}", prediction_of(one)) for index, one in enumerate(alone)]
     body = contents_section(listed, explanation.methods, explanation.provenance)
     body += "".join(
-        photo_section(name, None, one, (), anchor=anchor) for one, (anchor, name, _) in zip(alone, listed, strict=True)
+        photo_section(name, None, one, (), trust, anchor=anchor)
+        for one, (anchor, name, _), trust in zip(alone, listed, trusts or [None] * len(alone), strict=True)
     )
     body += methods_section(explanation.methods, curves=False)
     body += provenance_section(explanation.provenance, "vitreous.explain, in Python")
@@ -233,8 +239,20 @@ def photo_section(
         predictions=page.clipped(predictions),
         targets=targets,
         no_curves="" if has_curves(explanation) else _no_curves(_OF_CLASSES if explanation.targets else NO_CURVES),
-        trust="" if trust is None else trust.sentence,
+        trust=None if trust is None else _trust_card(trust),
     )
+
+
+def _trust_card(found: Trust) -> dict[str, Any]:
+    """What the section of a photo shows of its trust."""
+    maps = sorted(found.maps.items(), key=lambda one: -one[1].gap)
+    return {
+        "verdict": found.verdict,
+        "sentence": found.sentence,
+        "method": found.method,
+        "figures": figures_of(found),
+        "maps": [(name, f"{100 * one.gap:.1f} points", f"{one.beats} of {one.orders}") for name, one in maps],
+    }
 
 
 def prediction_of(explanation: Explanation) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitreous._utils.defaults import DEFAULT_OPACITY, PAPERS, RECIPE
 from vitreous.errors import MethodError
-from vitreous.explanation.trust import LIKELY, Trust
+from vitreous.explanation.trust import LIKELY, Trust, figures_of
 from vitreous.inputs.outputs import percent
 from vitreous.inputs.patch_geometry import plane
 from vitreous.methods import list_methods
@@ -242,36 +242,12 @@ def map_of(results: ImageResults, method: str, target: TargetKey) -> dict[str, A
 
 def trust_of(found: Trust) -> dict[str, Any]:
     """Return what the card shows of a measurement."""
-    figures: list[tuple[str, str, str]] = []
-    first = found.maps.get(found.method)
-    if first is not None:
-        kept, lost = first.keeps, first.destroys
-        figures += [
-            (
-                "Keeps the prediction",
-                "none" if kept is None else f"{kept.percent}% of the patches",
-                "The highest patches",
-            ),
-            ("Destroys it", "none" if lost is None else f"without {lost.percent}%", "Without the highest patches"),
-            (
-                "Random orders beaten",
-                f"{first.beats} of {first.orders}",
-                "By the gap between highest and lowest patches",
-            ),
-        ]
-        if first.stability is not None:
-            figures.append(("Shifted by a pixel", f"{first.stability:.2f}", "Rank correlation of both maps"))
-    if found.agreement is not None:
-        figures.append(("Agreement of methods", f"{found.agreement:.2f}", "Mean rank correlation of all pairs"))
-    if found.account is not None:
-        carried = f"{found.account.patches:.1f} of {found.account.output:.1f}"
-        figures.append(("Logit from patches", carried, "The rest: class token, registers and biases"))
     return {
         "verdict": found.verdict,
         "sentence": found.sentence,
         "method": found.method,
         "target": found.target_name.replace("_", " "),
-        "figures": figures,
+        "figures": figures_of(found),
         "notes": list(found.notes),
     }
 
