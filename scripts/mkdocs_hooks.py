@@ -1,12 +1,20 @@
-"""What mkdocs does besides: formulas of the methods page are typeset when the site is built, so no script is needed."""
+"""What mkdocs does besides: formulas of the methods page.
+
+Those of scripts/formulas.toml are typeset by KaTeX in the browser; the text of every formula becomes HTML when the site is
+built.
+"""
 
 from __future__ import annotations
 
 import html
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 _FORMULA = re.compile(r"^- formula: (.+)$", re.MULTILINE)
+_METHOD = re.compile(r"^### ([a-z0-9_]+)\n\n(.+?)\n\n(?=- formula: )", re.MULTILINE | re.DOTALL)
+FORMULAS = Path(__file__).with_name("formulas.toml")
 # dy_c/dA, dy_c/d(output): a fraction of two differentials.
 _DERIVATIVE = re.compile(r"\bd([a-zA-Z](?:_[a-z]+)?)/d(\([a-z ]+\)|[a-zA-Z](?:_[a-z]+)?)")
 _SCRIPT = re.compile(r"([_^])(\{[^}]*\}|[A-Za-z0-9]+|[+])")
@@ -36,4 +44,12 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Typeset the formulas of a page; called by mkdocs."""
     if page.file.src_uri != "methods.md":
         return markdown
+    latex = tomllib.loads(FORMULAS.read_text(encoding="utf-8"))
+
+    def add_latex(found: re.Match[str]) -> str:
+        formula = latex.get(found[1])
+        shown = f'<div class="latex">{html.escape(formula, quote=False)}</div>\n\n' if formula else ""
+        return f"{found[0]}{shown}"
+
+    markdown = _METHOD.sub(add_latex, markdown)
     return _FORMULA.sub(lambda found: f'- formula: <span class="formula">{typeset(found[1])}</span>', markdown)

@@ -221,14 +221,21 @@ class TestHeatmap:
         assert make().heatmap("tokentm", size=(7, 9)).shape == (2, 7, 9)
 
     @pytest.mark.parametrize("smooth", [True, False])
-    def test_positive_maps_fill_zero_to_one_each_by_itself(self, smooth):
+    def test_the_highest_score_of_every_positive_map_is_one(self, smooth):
         maps = make(classes_per_image=3).heatmap("tokentm", smooth=smooth)
-        assert torch.equal(maps.amin((-2, -1)), torch.zeros(2, 3))
+        assert (maps >= 0).all()
         assert torch.equal(maps.amax((-2, -1)), torch.ones(2, 3))
 
     def test_signed_maps_keep_zero_and_the_ratio_of_their_values(self):
         heatmap = one_map([[-1.0, 0.0], [2.0, 4.0]], signed=True).heatmap("m", smooth=False)[0]
         assert heatmap[::4, ::4].tolist() == [[-0.25, 0.0], [0.5, 1.0]]
+
+    @pytest.mark.parametrize("smooth", [True, False])
+    def test_unsigned_maps_start_at_zero_or_at_a_score_below_it(self, smooth):
+        heatmap = one_map([[1.0, 2.0], [3.0, 4.0]], signed=False).heatmap("m", smooth=smooth)[0]
+        assert (heatmap.min(), heatmap.max()) == pytest.approx((0.25, 1.0))
+        heatmap = one_map([[-1.0, 0.0], [2.0, 3.0]], signed=False).heatmap("m", smooth=smooth)[0]
+        assert (heatmap.min(), heatmap.max()) == pytest.approx((0.0, 1.0))
 
     def test_patches_are_exact_rectangles_on_a_grid_that_is_not_square(self):
         explanation = one_map([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], signed=False, image_size=(4, 12))

@@ -41,7 +41,9 @@ _TOP = 3  # predictions shown of a text
 def explain_text(
     *,
     texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Texts; - reads one from standard input.")],
-    model: Annotated[str, typer.Option(help="A text classifier with its tokenizer: hf/ID or hf/FOLDER.")],
+    model: Annotated[
+        str, typer.Option(help="A text classifier with its tokenizer: demo-text, hf/ID or hf/FOLDER.")
+    ] = "demo-text",
     method: TextMethodOption = None,
     target: TargetOption = None,
     topk: Annotated[

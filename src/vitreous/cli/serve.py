@@ -19,7 +19,10 @@ def serve(
     ] = "demo",
     text_model: Annotated[
         str | None,
-        typer.Option(help="A text classifier with its tokenizer for the texts tab: hf/ID or hf/FOLDER."),
+        typer.Option(
+            help="A text classifier with its tokenizer for the texts tab: hf/ID or hf/FOLDER.",
+            show_default="demo-text",
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 opens the page to everyone who can reach this machine.")
@@ -30,6 +33,10 @@ def serve(
         typer.Option(
             metavar="DIR", help="A folder whose checkpoints and images users may load. Repeat the option for several."
         ),
+    ] = None,
+    audit: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A folder that `vitreous audit` has written, to browse in the audit tab."),
     ] = None,
     max_upload_mb: Annotated[int, typer.Option(min=1, max=200, help="Maximum size of an uploaded image.")] = 20,
     cache_mb: Annotated[int, typer.Option(min=16, help="Size of the cache of results.")] = 256,
@@ -57,6 +64,7 @@ def serve(
         upload_bytes=max_upload_mb * 2**20,
         cache_bytes=cache_mb * 2**20,
         limits=Limits(max_seconds, max_memory_mb * 2**20),
+        audit=audit,
     )
     print_line(stderr_console(), "loading the model and the page ...")
     server = start(settings)

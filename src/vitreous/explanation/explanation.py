@@ -165,8 +165,9 @@ class Explanation(Predicted):
     def heatmap(self, method: str, *, smooth: bool = True, size: tuple[int, ...] | None = None) -> Tensor:
         """Scale the scores of a method for display, each map by itself.
 
-        Maps of methods without sign are stretched from their smallest to their largest value over [0, 1]; signed maps
-        are divided by their largest absolute value, into [-1, 1], so that zero stays zero. A constant map gives zeros.
+        Zero stays zero: maps of methods without sign are divided by their largest value, into [0, 1] (where some values
+        are below zero, the smallest becomes 0), signed maps by their largest absolute value, into [-1, 1]. A constant
+        map gives zeros.
 
         Args:
             method: One of ``methods``.

@@ -231,6 +231,7 @@ def display_maps(
     signed: bool,
     smooth: bool,
     geometry: PatchGeometry | None = None,
+    from_zero: bool = True,
 ) -> torch.Tensor:
     """Scale every map for display and enlarge it.
 
@@ -238,27 +239,28 @@ def display_maps(
         scores: Raw scores (..., patches), any floating dtype.
         grid: Rows and columns of patches, behind the depth of a volume.
         size: Height and width of the result, behind its depth.
-        signed: Divide by the largest absolute value, into [-1, 1], so that zero stays zero; otherwise stretch the
-            values from smallest to largest over [0, 1].
+        signed: Divide by the largest absolute value, into [-1, 1], so that zero stays zero; otherwise divide by the
+            largest value, into [0, 1], or where some are below zero stretch from the smallest to the largest.
         smooth: Interpolate bilinearly between patch centres, trilinearly in volumes; otherwise every patch is a
             rectangle of one value.
         geometry: Where patches are centred; equal cells by default.
+        from_zero: Scales of unsigned maps start at zero; otherwise at the smallest score.
 
     Returns:
         Maps (..., height, width) in float32, or float64 for float64 scores. A constant map becomes all zeros.
     """
     maps = scores.detach().to(torch.promote_types(scores.dtype, torch.float32)).reshape(-1, 1, *grid)
     axes = len(grid)
-    maps = _fill_range(maps, signed=signed, axes=axes)
+    maps = _fill_range(maps, signed=signed, from_zero=from_zero, axes=axes)
     if geometry is not None and geometry.applies_to(grid):
         maps = enlarge(maps, size, geometry, smooth=smooth)
-        maps = _fill_range(maps, signed=signed, axes=axes) if smooth else maps
+        maps = _fill_range(maps, signed=signed, from_zero=from_zero, axes=axes) if smooth else maps
     elif smooth:
         # Interpolation can miss a patch's centre and so its peak; the range is filled again afterwards. It is filled
         # before as well because rounding in the interpolation of a constant map would be stretched into a pattern.
         mode = "bilinear" if axes == 2 else "trilinear"
         enlarged = functional.interpolate(maps, size=size, mode=mode, align_corners=False)
-        maps = _fill_range(enlarged, signed=signed, axes=axes)
+        maps = _fill_range(enlarged, signed=signed, from_zero=from_zero, axes=axes)
     else:
         maps = functional.interpolate(maps, size=size, mode="nearest-exact")
     return maps.reshape(*scores.shape[:-1], *size)
@@ -370,6 +372,7 @@ def framed_maps(
     smooth: bool,
     span: tuple[float, float] | None = None,
     geometry: PatchGeometry | None = None,
+    from_zero: bool = True,
 ) -> torch.Tensor:
     """Scale maps for display and lay them out in a photo's own pixels.
 
@@ -382,14 +385,16 @@ def framed_maps(
         span: The smallest and largest raw score that several maps share, so that their colours can be compared; by
             default every map fills the range by itself.
         geometry: See ``display_maps``.
+        from_zero: See ``display_maps``; of no effect with a ``span``.
 
     Returns:
         Values (..., height, width) of the pixels that the model sees.
     """
     maps = scores.detach().to(torch.promote_types(scores.dtype, torch.float32)).reshape(*scores.shape[:-1], *grid)
     if span is None:
-        placed = frame.place(_fill_range(maps, signed=signed), smooth=smooth, geometry=geometry)
-        return _fill_range(placed, signed=signed) if smooth else placed
+        filled = _fill_range(maps, signed=signed, from_zero=from_zero)
+        placed = frame.place(filled, smooth=smooth, geometry=geometry)
+        return _fill_range(placed, signed=signed, from_zero=from_zero) if smooth else placed
     low, high = (-max(map(abs, span)), max(map(abs, span))) if signed else span
     if high <= low:
         return torch.zeros_like(frame.place(maps, smooth=smooth))
@@ -397,13 +402,13 @@ def framed_maps(
     return frame.place(2 * unit - 1 if signed else unit, smooth=smooth, geometry=geometry).clamp(-1, 1)
 
 
-def _fill_range(maps: torch.Tensor, *, signed: bool, axes: int = 2) -> torch.Tensor:
-    """Scale each map of so many last axes to [0, 1], or [-1, 1] when signed; constant maps become zero."""
+def _fill_range(maps: torch.Tensor, *, signed: bool, from_zero: bool, axes: int = 2) -> torch.Tensor:
+    """Scale each map of so many last axes into [0, 1], or [-1, 1] when signed; constant maps become zero."""
     last = tuple(range(-axes, 0))
     peak = maps.abs().amax(dim=last, keepdim=True)
     unit = maps / torch.where(peak > 0, peak, 1)
-    lowest = unit.amin(dim=last, keepdim=True)
-    spread = unit.amax(dim=last, keepdim=True) - lowest
-    constant = spread <= 4 * torch.finfo(maps.dtype).eps
-    scaled = unit if signed else (unit - lowest) / torch.where(constant, 1, spread)
+    lowest, highest = unit.amin(dim=last, keepdim=True), unit.amax(dim=last, keepdim=True)
+    constant = highest - lowest <= 4 * torch.finfo(maps.dtype).eps
+    start = lowest.clamp(max=0) if from_zero else lowest
+    scaled = unit if signed else (unit - start) / torch.where(constant, 1, highest - start)
     return torch.where(constant, 0, scaled)

@@ -78,7 +78,7 @@ def unit_maps(explanation: Explanation, method: str) -> Tensor:
     grid, scores = explanation.grid_of(method), explanation.scores[method]
     shown = scores.clamp(min=0) if explanation.signed[method] else scores
     size, geometry = explanation.image_size, explanation.geometry
-    return display_maps(shown, grid, size, signed=False, smooth=True, geometry=geometry)
+    return display_maps(shown, grid, size, signed=False, smooth=True, geometry=geometry, from_zero=False)
 
 
 @dataclass(frozen=True)

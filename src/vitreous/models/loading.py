@@ -41,6 +41,7 @@ _KINDS = {
     "hf/ID": "an image classifier or CLIP-like model of the Hugging Face hub (extra vitreous[hf])",
     "hf/FOLDER": "the same from a local folder written by save_pretrained (extra vitreous[hf])",
     "open_clip/NAME@WEIGHTS": "with prompts: a model of open_clip and its tag or file (extra vitreous[openclip])",
+    "demo-text": "for explain-text: a shipped classifier that tells praise of films from blame (extra vitreous[hf])",
     "hf/ID, hf/FOLDER": "for explain-text: a text classifier with its tokenizer (extra vitreous[hf])",
 }
 _VIT_LIKE = ("vit_*", "deit*", "eva*", "beit*", "cait*", "flexivit*", "samvit*", "naflexvit*")

@@ -10,6 +10,7 @@ from vitreous._utils.messages import error_message, errors_as
 from vitreous.errors import ModelError
 from vitreous.inputs.model_input import Texts
 from vitreous.inputs.texts import Reader, knows_no_words
+from vitreous.models.demo import TEXT_FOLDER
 from vitreous.models.fingerprint import cached_fingerprint_of
 from vitreous.models.hf_models import architecture_of, class_names_of, load_network, place_of, transformers_library
 from vitreous.models.loaded import put_on
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitreous.inputs.outputs import OutputActivation
+
+
+DEMO_TEXT = "demo-text"  # the classifier that is shipped
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,9 @@ class LoadedTextModel:
 
 
 def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedTextModel:
-    """Load a text classifier and its tokenizer by name: ``hf/ID`` of the hub, or ``hf/FOLDER``.
+    """Load a text classifier and its tokenizer by name: ``demo-text``, ``hf/ID`` of the hub, or ``hf/FOLDER``.
+
+    ``demo-text`` is shipped: a BERT of three narrow layers that tells praise of films from blame, see its card.
 
     Raises:
         ModelError: the name is not valid, or the model or tokenizer cannot be found or loaded.
@@ -73,8 +79,10 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
         3
     """
     family, _, identifier = name.partition("/") if isinstance(name, str) else ("", "", "")
-    if family != "hf" or not identifier:
-        raise ModelError(f"text models are named hf/ID or hf/FOLDER, not {name!r}")
+    if name == DEMO_TEXT:
+        identifier = str(TEXT_FOLDER)
+    elif family != "hf" or not identifier:
+        raise ModelError(f"text models are named {DEMO_TEXT}, hf/ID or hf/FOLDER, not {name!r}")
     transformers = transformers_library()
     with errors_as(ModelError, f"{name}: the model cannot be loaded"):
         place, options = place_of(name, identifier)

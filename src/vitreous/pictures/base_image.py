@@ -166,7 +166,14 @@ class BaseImage:
             raise InputError("the scores contain NaN or infinity and cannot be shown")
         rows, columns = self.frame.rows, self.frame.columns
         heatmap = framed_maps(
-            scores.cpu(), grid, self.frame, signed=signed, smooth=look.smooth, span=span, geometry=self.geometry
+            scores.cpu(),
+            grid,
+            self.frame,
+            signed=signed,
+            smooth=look.smooth,
+            span=span,
+            geometry=self.geometry,
+            from_zero=look.from_zero,
         ).numpy()
         seen = self.photo.crop((columns.start, rows.start, columns.stop, rows.stop))
         coloured = overlay(seen, heatmap, signed=signed, opacity=look.opacity, cmap=look.cmap)

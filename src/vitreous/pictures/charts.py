@@ -30,6 +30,7 @@ GRID = "#e0e0e0"
 CONTROL = "#8a8a8a"
 _SCREEN_PANEL = 400  # width of a panel on the screen
 _PANELS = 2  # side by side
+_TITLE_LINES = 2
 _BETTER = {"deletion": "low", "insertion": "high"}
 _DONE = {"deletion": "deleted", "insertion": "inserted"}
 
@@ -104,9 +105,12 @@ def panels_figure(
     shown_names = dict(zip(names, look.labelled(names), strict=True))
     left = 3.6 * style.caption
     inner = style.inner or columns * (left + _SCREEN_PANEL) + (columns - 1) * style.gap
-    width = (inner - (columns - 1) * 1.5 * style.caption) / columns - left
+    last = 1.2 * style.caption  # half of the number under the right end of an axis
+    width = (inner - last - (columns - 1) * 1.5 * style.caption) / columns - left
     height = 0.66 * width
-    title, below = 1.6 * style.label, 3.1 * style.caption
+    letters = style.font(style.label, bold=True)
+    lines = max(len(wrap(panel.title, letters, width, lines=_TITLE_LINES)) for panel in panels)
+    title, below = lines * line_height(letters) + 0.3 * style.label, 3.1 * style.caption
     heading = heading_height(caption, style, inner)
     legend = Legend(shown_names, numbers or {}, headings, style, inner)
     rows = math.ceil(len(panels) / columns)
@@ -121,7 +125,7 @@ def panels_figure(
         row, column = divmod(number, columns)
         across = style.margin + left + column * (left + width + 1.5 * style.caption)
         top = style.margin + heading + row * (title + height + below)
-        canvas.write(across, top, panel.title, width=width, size=style.label, bold=True)
+        canvas.write(across, top, panel.title, width=width, size=style.label, bold=True, lines=_TITLE_LINES)
         axes = canvas.axes(across, top + title, width, height)
         for line in panel.lines:
             colour, dash = line_style(names.index(line.name), COLOURS, DASHES)

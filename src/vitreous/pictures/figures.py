@@ -30,6 +30,7 @@ _CLASSES_TILE = 230
 STRIP_TILE = 170
 _STRIP_COLUMNS = 7
 NARROW_STRIP_COLUMNS = 4  # in a column of print
+_NARROW_PANELS = 3  # whose captions are sentences
 NARROW = 450  # units
 _TRANSFORMATION_TILE = 220
 
@@ -404,7 +405,8 @@ def transformation_figure(
     style = page_style(look)
     explanation = transformation.explanation
     panels = _panels(transformation)
-    columns = min(look.columns or len(panels) + 1, len(panels) + 1)
+    narrow = style.inner is not None and style.inner < NARROW
+    columns = min(look.columns or (_NARROW_PANELS if narrow else len(panels) + 1), len(panels) + 1)
     tile = style.tile(tile, columns)
     base = prepare(BaseImage.of(explanation, 0, photo), look, style, tile)
     # Length and direction vary around a value far from zero.

@@ -19,9 +19,9 @@ from vitreous.pictures.style import UNITS_PER_INCH, PageStyle
 
 # Pixels per unit of pictures on the page that is served.
 SHARPNESS = 2
-_CAPTION_LINES = 3
+_CAPTION_LINES = 4
 _LABEL_LINES = 2
-_HEADING_LINES = 3
+_HEADING_LINES = 4
 _NOTE_LINES = 5
 _TALLEST = 4 / 3  # of a tile, by its width
 _LEGEND_BAR = 200  # width of a colour bar that several maps share, on the screen

@@ -26,7 +26,7 @@ const receive = () => window.vitreous.receive(props.value);
 watch('value', receive);
 for (const delay of [0, 500, 2000, 5000]) setTimeout(receive, delay);
 """
-_TEXT_HINT = "<p>Write or paste a text on the left, and press <b>Explain</b>.</p>"
+_TEXT_HINT = "<p>Write or paste a text, or choose an example, and press <b>Explain</b>.</p>"
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ def _text_inputs(models: Sequence[str]) -> dict[str, Any]:
             list(models),
             value=models[0],
             label="Model",
-            info="A text classifier, hf/NAME; press Enter",
+            info="demo-text, or another text classifier, hf/NAME; press Enter",
             allow_custom_value=True,
             elem_id="vitreous-text-model",
         ),

@@ -19,7 +19,7 @@ from vitreous.errors import ModelError, VitreousError
 from vitreous.inputs.model_input import encoding_methods
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.dual_encoder import DualEncoder, load_dual_encoder, zero_shot
-from vitreous.models.text_models import LoadedTextModel, load_text_model
+from vitreous.models.text_models import DEMO_TEXT, LoadedTextModel, load_text_model
 
 _MAX_LOADED = 2  # besides the default model
 PROMPT_MODEL = "demo-clip"  # the model of images and texts that works offline
@@ -81,7 +81,7 @@ class BaseModelCache(ABC, Generic[Model]):
         Raises:
             ModelError: the name is refused.
         """
-        if name in (self.default, "demo", PROMPT_MODEL):
+        if name in (self.default, "demo", PROMPT_MODEL, DEMO_TEXT):
             return
         family, _, identifier = name.partition("/")
         if family == "py":
@@ -171,6 +171,7 @@ class TextModelCache(BaseModelCache[LoadedTextModel]):
     """Text classifiers with their tokenizers."""
 
     suggested = (
+        DEMO_TEXT,
         "hf/distilbert/distilbert-base-uncased-finetuned-sst-2-english",
         "hf/textattack/bert-base-uncased-imdb",
     )

@@ -41,9 +41,11 @@ _TOP_CLASSES = 5
 _TOP_WORDS = 6
 
 NO_TEXT_MODEL = (
-    "<p>This server has no text model: start it with "
-    "<code>vitreous serve --text-model hf/FOLDER</code>, the folder of a text classifier with its tokenizer, "
-    "to explain texts here.</p>"
+    '<div class="v-how"><h3>Which words of a text explain its class?</h3>'
+    "<p>Text models need the transformers library. Install it and start the page again:</p>"
+    '<pre><code>pip install "vitreous[hf]"\nvitreous serve</code></pre>'
+    "<p class='v-faint'>The shipped classifier demo-text tells praise of films from blame; "
+    "<code>--text-model hf/FOLDER</code> or <code>hf/ID</code> takes another one.</p></div>"
 )
 NO_PREDICTION = '<h2>Prediction</h2><p class="vitreous-faint">None yet.</p>'
 

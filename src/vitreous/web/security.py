@@ -22,7 +22,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _ALLOWED_PATHS = re.compile(
     r"/(|config/?|theme\.css|favicon\.ico|manifest\.json|robots\.txt|pwa_icon.*|assets/.*|static/.*|svelte/.*"
     r"|gradio_api/(info/?|app_id/?|startup-events|upload|upload_progress|heartbeat/.*|queue/(join|data)|cancel|reset/?"
-    r"|run/[a-z_]+/?|file=.*)|api/(explain|methods|model|openapi\.json))"
+    r"|run/[a-z_]+/?|file=.*)|api/(explain|methods|model|openapi\.json)|audit/[0-9]{1,4})"
 )
 _UPLOAD, _STREAM, _API = "/gradio_api/upload", "/gradio_api/queue/data", "/api/explain"
 _MAX_BODY = 2**20  # bytes of a request that is not an upload: the longest text, fully escaped, needs a tenth

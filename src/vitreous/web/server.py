@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import InputError, MissingDependencyError
+from vitreous.models.text_models import DEMO_TEXT
 from vitreous.web import gradio_env
 from vitreous.web.image_service import ImageService
 from vitreous.web.jobs import Limits, SessionJobs
@@ -21,6 +23,7 @@ from vitreous.web.results import Example, readable_examples
 from vitreous.web.security import OpenStreams, SecurityMiddleware, UploadFolder
 
 if TYPE_CHECKING:
+    from vitreous.web.audit_tab import AuditReport
     from vitreous.web.text_tab import TextService
 
 _HOUR = 3600
@@ -44,8 +47,9 @@ class Settings:
         folders: Folders from which checkpoints and example images may be read.
         upload_bytes: The largest image that is accepted.
         cache_bytes: Size of the result cache.
-        text_model: The text classifier that is loaded at the start, if any.
+        text_model: The text classifier that is loaded at the start; the shipped one, with the first text, by default.
         limits: Time and memory limits of one request.
+        audit: A folder of audits to browse, if any.
     """
 
     model: str = "demo"
@@ -56,6 +60,7 @@ class Settings:
     cache_bytes: int = 256 * 2**20
     text_model: str | None = None
     limits: Limits = field(default_factory=Limits)
+    audit: Path | None = None
 
 
 class Server:
@@ -82,7 +87,7 @@ def start(settings: Settings) -> Server:
 
     Raises:
         MissingDependencyError: Gradio is not installed.
-        InputError: the port is taken, or a folder does not exist.
+        InputError: the port is taken, a folder does not exist, or it holds no audit.
         ModelError: the model cannot be loaded.
     """
     _check(settings)
@@ -91,8 +96,12 @@ def start(settings: Settings) -> Server:
     images = None
     try:
         gradio = _import_gradio()
-        from vitreous.web.api import build_api  # noqa: PLC0415  # it needs what comes with Gradio
+        from starlette.routing import Mount  # noqa: PLC0415  # comes with Gradio
 
+        from vitreous.web.api import build_api  # noqa: PLC0415  # it needs what comes with Gradio
+        from vitreous.web.audit_tab import find_audits, report_routes  # noqa: PLC0415
+
+        audits = find_audits(settings.audit) if settings.audit is not None else []
         text_cache = settings.cache_bytes // _TEXT_CACHE_FRACTION
         images = ImageService(
             ModelCache(settings.model, settings.folders),
@@ -104,9 +113,9 @@ def start(settings: Settings) -> Server:
         texts = _text_service(settings, images, text_cache)
         streams = OpenStreams()
         examples = readable_examples(settings.folders)
-        page = build(gradio, images, texts, examples, folder, streams)
-        api = build_api(images, folder)
-        _launch(gradio, page, settings, folder, streams, head=head_html(examples), api=api)
+        page = build(gradio, images, texts, examples, folder, streams, audits)
+        routes = [Mount("/api", build_api(images, folder)), *report_routes(audits)]
+        _launch(gradio, page, settings, folder, streams, head=head_html(examples), routes=routes)
         _prepare_opening(images, settings.model, examples)
     except BaseException:
         _clean_up(images, folder)
@@ -132,10 +141,13 @@ def _clean_up(images: ImageService | None, folder: Path) -> None:
 
 
 def _text_service(settings: Settings, images: ImageService, cache_bytes: int) -> TextService | None:
-    """Return a service with the text model that was given, or one from the allowed folders; ``None`` without one."""
-    default = settings.text_model or next(iter(find_checkpoints(settings.folders, text=True)), None)
-    if default is None:
+    """Return a service with the given text model, one of the allowed folders, or the shipped one.
+
+    It is ``None`` without the library that text models need.
+    """
+    if settings.text_model is None and importlib.util.find_spec("transformers") is None:
         return None
+    default = settings.text_model or next(iter(find_checkpoints(settings.folders, text=True)), DEMO_TEXT)
     from vitreous.web.text_tab import TextService  # noqa: PLC0415  # it imports Gradio
 
     models = TextModelCache(default, settings.folders)
@@ -151,8 +163,10 @@ def build(
     examples: Sequence[Example],
     folder: Path,
     streams: OpenStreams,
+    audits: Sequence[AuditReport] = (),
 ) -> Any:
     """Build the page."""
+    from vitreous.web.audit_tab import build_audit_tab  # noqa: PLC0415
     from vitreous.web.image_tab import ImageTab  # noqa: PLC0415
     from vitreous.web.layout import TITLE, build_image_tab, build_text_tab  # noqa: PLC0415  # these import Gradio
     from vitreous.web.rendering import NO_TEXT_MODEL  # noqa: PLC0415
@@ -171,6 +185,8 @@ def build(
                     gradio.HTML(NO_TEXT_MODEL, elem_id="vitreous-text-none")
                 else:
                     TextTab(texts, build_text_tab(texts.models.names()), jobs, streams, folder).connect()
+            with gradio.Tab("Audit"):
+                build_audit_tab(audits)
         page.unload(photos.cancel)
     # api_open: requests that bypass the queue have no stream of answers, so a disconnected client would go unnoticed.
     page.queue(default_concurrency_limit=_CONCURRENCY, max_size=_MAX_QUEUE, api_open=False)
@@ -187,10 +203,9 @@ def head_html(examples: Sequence[Example]) -> str:
 
 
 def _launch(
-    gradio: Any, page: Any, settings: Settings, folder: Path, streams: OpenStreams, *, head: str, api: Any
+    gradio: Any, page: Any, settings: Settings, folder: Path, streams: OpenStreams, *, head: str, routes: Sequence[Any]
 ) -> None:
     from starlette.middleware import Middleware  # noqa: PLC0415  # comes with Gradio
-    from starlette.routing import Mount  # noqa: PLC0415
 
     uploads = UploadFolder(folder, settings.upload_bytes, _MAX_UPLOADS * settings.upload_bytes)
     security = Middleware(SecurityMiddleware, host=settings.host, streams=streams, uploads=uploads)
@@ -211,7 +226,7 @@ def _launch(
         pwa=False,
         max_file_size=settings.upload_bytes,
         state_session_capacity=gradio_env.MAX_SESSIONS,
-        app_kwargs={"middleware": [security], "routes": [Mount("/api", api)], **dict.fromkeys(_NO_API_DOCS)},
+        app_kwargs={"middleware": [security], "routes": list(routes), **dict.fromkeys(_NO_API_DOCS)},
         theme=gradio.themes.Default(primary_hue="blue", **fonts),
         css=(STATIC / "page.css").read_text("utf-8"),
         head=head,
@@ -220,7 +235,7 @@ def _launch(
 
 
 def _check(settings: Settings) -> None:
-    for folder in settings.folders:
+    for folder in (*settings.folders, *([settings.audit] if settings.audit is not None else [])):
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder")
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET

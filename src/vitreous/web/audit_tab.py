@@ -1,0 +1,232 @@
+"""The audit tab: browse the findings of audits that ``vitreous audit`` has written, with examples and maps."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from vitreous.errors import InputError
+from vitreous.html.page import render
+from vitreous.web.tab_controller import SHARED_OPTIONS
+
+HOW = (
+    '<div class="v-how"><h3>What does a model rely on over a whole data set?</h3>'
+    "<p>An audit maps every photo, looks for evidence besides the object (corners, borders, backgrounds, colours), and "
+    "tests each suspicion by intervention. Make one, and show it here:</p>"
+    "<pre><code>vitreous audit demo labelled:FOLDER --out audits\nvitreous serve --audit audits</code></pre>"
+    "<p class='v-faint'>FOLDER has photos and labels.csv (file, class_index); <code>vitreous datasets</code> lists other "
+    "kinds of data. An audit needs the extra vitreous[audit].</p></div>"
+)
+_EVERY = "all classes"
+# What can be listed: its title, and where it is in audit.json.
+_LISTS = (
+    ("Findings", "findings"),
+    ("Observations", "observations"),
+    ("Explained by findings", "explained by other findings"),
+    ("Not confirmed", "not confirmed"),
+)
+_EFFECTS = {"removal": "Removing it", "insertion": "Pasting it into photos of other classes"}
+_MOST_CARDS = 100  # of one list; the report has all
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What one audit has written.
+
+    Attributes:
+        folder: Its folder.
+        content: ``audit.json``.
+    """
+
+    folder: Path
+    content: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        """Model, data and time, for the list of audits."""
+        examined = self.content["examined"]
+        data = str(examined["data"]).rstrip("/").rpartition("/")[2]
+        return f"{examined['model']['name']} on {data}, {str(examined['created'])[:16].replace('T', ' ')}"
+
+    @property
+    def page(self) -> Path:
+        """The self-contained report."""
+        return self.folder / "audit.html"
+
+    def rows(self, which: str, name: str | None = None) -> list[tuple[int, dict[str, Any]]]:
+        """The numbered entries of a list, of one class or all."""
+        found = enumerate(self.content.get(which, []), start=1)
+        return [(number, row) for number, row in found if name in (None, _EVERY, row["class name"])]
+
+    def class_names(self, which: str) -> list[str]:
+        """The classes that a list has entries of."""
+        return sorted({str(row["class name"]) for _, row in self.rows(which)})
+
+
+def find_audits(folder: Path) -> list[AuditReport]:
+    """Read the audits of a folder: its own, or those of its subfolders, the newest first.
+
+    Raises:
+        InputError: there is none.
+    """
+    files = [folder / "audit.json"] if (folder / "audit.json").is_file() else sorted(folder.glob("*/audit.json"))
+    found = []
+    for file in files:
+        try:
+            content = json.loads(file.read_text("utf-8"))
+        except (OSError, ValueError):  # being written, or of another program
+            continue
+        if isinstance(content, dict) and content.get("format") == "vitreous audit":
+            found.append(AuditReport(file.parent, content))
+    if not found:
+        raise InputError(f"{folder} holds no audit: make one with `vitreous audit MODEL DATA --out {folder}`")
+    return sorted(found, key=lambda audit: str(audit.content["examined"]["created"]), reverse=True)
+
+
+class _Examples(HTMLParser):
+    """Collects the example photos of every finding of a report."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[list[tuple[str, str]]] = []
+        self._source = ""
+        self._caption: str | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "section" and given.get("class") == "finding":
+            self.found.append([])
+        if tag == "img" and self.found:
+            self._source = given.get("src") or ""
+        if tag == "figcaption":
+            self._caption = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._caption is not None:
+            self._caption += data
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "figcaption":
+            if self.found and self._source.startswith("data:image/"):
+                self.found[-1].append((self._source, (self._caption or "").strip()))
+            self._source, self._caption = "", None
+
+
+@cache
+def _examples(file: Path, _changed: float) -> list[list[tuple[str, str]]]:
+    reader = _Examples()
+    reader.feed(file.read_text("utf-8"))
+    return reader.found
+
+
+def examples_of(audit: AuditReport, number: int) -> list[tuple[str, str]]:
+    """The example photos of a finding as the report shows them: with maps and outlines of the suspected patches."""
+    if not audit.page.is_file():
+        return []
+    every = _examples(audit.page, audit.page.stat().st_mtime)
+    return every[number - 1] if number <= len(every) else []
+
+
+def audit_html(audit: AuditReport, place: int, which: str, name: str | None) -> str:
+    """Render one list of an audit; ``place`` is that of the audit, for the link to its report."""
+    rows = audit.rows(which, name)
+    cards = [
+        {
+            "number": number,
+            "row": row,
+            "effects": [(title, row[kind]) for kind, title in _EFFECTS.items() if isinstance(row.get(kind), dict)],
+            "examples": examples_of(audit, number) if which == "findings" else [],
+        }
+        for number, row in rows[:_MOST_CARDS]
+    ]
+    return render(
+        "audit_tab.html",
+        cards=cards,
+        left=len(rows) - len(cards),
+        which=which,
+        findings=len(audit.content["findings"]),
+        examined=audit.content["examined"],
+        report=f"audit/{place}" if audit.page.is_file() else None,
+    )
+
+
+def report_routes(audits: Sequence[AuditReport]) -> list[Route]:
+    """The routes that serve the reports of the audits: ``/audit/0`` and so on."""
+
+    async def report(request: Request) -> Response:  # noqa: RUF029  # Starlette awaits it
+        place = int(request.path_params["place"])
+        if place >= len(audits) or not audits[place].page.is_file():
+            return PlainTextResponse("There is no such audit.", 404)
+        return FileResponse(audits[place].page, media_type="text/html")
+
+    return [Route("/audit/{place:int}", report)]
+
+
+def build_audit_tab(audits: Sequence[AuditReport]) -> None:
+    """Create the tab and its events; without audits it says how to make one."""
+    if not audits:
+        gr.HTML(HOW, elem_id="vitreous-audit-none")
+        return
+    with gr.Row(elem_classes="vitreous-columns"):
+        with gr.Column(scale=2, min_width=280, elem_classes="v-text-side"):
+            chosen = gr.Dropdown(
+                [(audit.title, place) for place, audit in enumerate(audits)],
+                value=0,
+                label="Audit",
+                visible=len(audits) > 1,
+                elem_id="vitreous-audit",
+            )
+            which = gr.Radio(_choices(audits[0]), value="findings", label="Show", elem_id="vitreous-audit-list")
+            name = gr.Dropdown(
+                [_EVERY, *audits[0].class_names("findings")], value=_EVERY, label="Class", elem_id="vitreous-audit-class"
+            )
+        with gr.Column(scale=5, min_width=280, elem_classes="v-main"):
+            shown = gr.HTML(audit_html(audits[0], 0, "findings", None), elem_id="vitreous-audit-shown")
+
+    def choose(place: int) -> dict[Any, Any]:
+        audit = _audit(audits, place)
+        names = [_EVERY, *audit.class_names("findings")]
+        return {
+            which: gr.update(choices=_choices(audit), value="findings"),
+            name: gr.update(choices=names, value=_EVERY),
+            shown: audit_html(audit, int(place), "findings", None),
+        }
+
+    def change_list(place: int, kind: str) -> dict[Any, Any]:
+        audit, kind = _audit(audits, place), _kind(kind)
+        names = [_EVERY, *audit.class_names(kind)]
+        return {name: gr.update(choices=names, value=_EVERY), shown: audit_html(audit, int(place), kind, None)}
+
+    def change_class(place: int, kind: str, one: str) -> str:
+        return audit_html(_audit(audits, place), int(place), _kind(kind), str(one or _EVERY))
+
+    chosen.input(choose, chosen, [which, name, shown], **SHARED_OPTIONS)
+    which.input(change_list, [chosen, which], [name, shown], **SHARED_OPTIONS)
+    name.input(change_class, [chosen, which, name], shown, **SHARED_OPTIONS)
+
+
+def _choices(audit: AuditReport) -> list[tuple[str, str]]:
+    return [(f"{title} ({len(audit.content.get(key, []))})", key) for title, key in _LISTS]
+
+
+def _audit(audits: Sequence[AuditReport], place: int) -> AuditReport:
+    if not isinstance(place, int) or not 0 <= place < len(audits):
+        raise InputError("There is no such audit.")
+    return audits[place]
+
+
+def _kind(kind: str) -> str:
+    if kind not in {key for _, key in _LISTS}:
+        raise InputError(f"An audit has no list {html.escape(str(kind))}.")
+    return kind
