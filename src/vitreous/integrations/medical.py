@@ -1,6 +1,7 @@
 """Medical images: DICOM and NIfTI in, windowed as told, and overlays out as secondary captures of DICOM.
 
-What a model sees is 8-bit RGB, so a window says which values become black and white. Nothing here is for diagnosis.
+What a model of images sees is 8-bit RGB, so a window says which values become black and white. A model of volumes is
+given a tensor by ``read_volume``. Nothing here is for diagnosis.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
+from torch.nn import functional
 
 from vitreous import __version__
 from vitreous._utils.messages import errors_as, short_repr
@@ -23,7 +27,7 @@ from vitreous.inputs.images import MAX_PIXELS
 if TYPE_CHECKING:
     import os
 
-__all__ = ["read_dicom", "read_nifti", "write_secondary_capture"]
+__all__ = ["read_dicom", "read_nifti", "read_volume", "write_secondary_capture"]
 
 Window = tuple[float, float] | Literal["file", "range"]
 _COPIED = (
@@ -201,21 +205,11 @@ def read_nifti(
         >>> from vitreous.integrations.medical import read_nifti
         >>> pictures = read_nifti("brain.nii.gz", window=(50, 100), slices=[40, 41])
     """
-    nibabel = _package("nibabel")
     place = expanded(Path(file))
     if axis not in {0, 1, 2}:
         raise InputError(f"axis must be 0, 1 or 2, not {short_repr(axis)}")
     with errors_as(ImageError, f"{place} is no NIfTI image that can be read"):
-        image = nibabel.as_closest_canonical(nibabel.load(place))
-        shape = tuple(int(length) for length in image.shape)
-        while len(shape) > 3 and shape[-1] == 1:
-            shape = shape[:-1]
-        if len(shape) not in {2, 3}:
-            raise ImageError(f"{place}: {len(shape)} axes, and a volume has three: choose one of them before")
-        _check_size(int(np.prod(shape)), place)
-        volume = np.asarray(image.dataobj, dtype=np.float64).reshape(shape if len(shape) == 3 else (*shape, 1))
-        if not np.isfinite(volume).all():
-            raise ImageError(f"{place}: values that are not finite")
+        volume = _nifti_values(place)
         checked = _checked_window(window)
         if checked == "file":
             raise InputError("a NIfTI file says no window: give (centre, width) or 'range'")
@@ -226,6 +220,90 @@ def read_nifti(
         planes = np.moveaxis(volume, axis, 0)
         grey = [np.rot90(_windowed(planes[number], used, function)) for number in chosen]
         return [Image.fromarray(np.ascontiguousarray(each[:, ::-1] if flip else each)).convert("RGB") for each in grey]
+
+
+def read_volume(
+    file: str | os.PathLike[str],
+    *,
+    window: tuple[float, float] | Literal["range"] | None = None,
+    size: Sequence[int] | None = None,
+    axes: Literal["xyz", "zyx"] = "xyz",
+) -> Tensor:
+    """Read a NIfTI volume, or the frames of a DICOM file, as the input of a model of volumes.
+
+    Args:
+        file: ``.nii`` or ``.nii.gz``, brought into the directions right, anterior, superior; anything else as DICOM,
+            whose frames are taken in their order, in units of the modality.
+        window: centre and width, which become 0 to 1, and values outside are cut off; ``"range"``: from the smallest to
+            the largest value; ``None``: the values as they are.
+        size: resize to these three lengths, trilinearly.
+        axes: of NIfTI: ``xyz`` as MONAI's loaders give it, or ``zyx``: axial slices first. Frames of DICOM are first.
+
+    Returns:
+        (1, 1, depth, height, width) in float32.
+
+    Raises:
+        ImageError: it cannot be read.
+
+    Examples:
+        >>> from vitreous.integrations.medical import read_volume
+        >>> volume = read_volume("brain.nii.gz", window="range", size=(4, 16, 16), axes="zyx")
+        >>> volume.shape
+        torch.Size([1, 1, 4, 16, 16])
+    """
+    place = expanded(Path(file))
+    if axes not in {"xyz", "zyx"}:
+        raise InputError(f"axes must be xyz or zyx, not {short_repr(axes)}")
+    checked = None if window is None else _checked_window(window)
+    if checked == "file":
+        raise InputError("window must be (centre, width), 'range' or None for a volume")
+    lengths = None if size is None else [int(length) for length in size]
+    if lengths is not None and (len(lengths) != 3 or min(lengths) < 1):
+        raise InputError(f"size must be three lengths above 0, not {short_repr(size)}")
+    nifti = place.name.lower().endswith((".nii", ".nii.gz"))
+    with errors_as(ImageError, f"{place} is no volume that can be read"):
+        values = _nifti_values(place) if nifti else _dicom_values(place)
+        if nifti and axes == "zyx":
+            values = values.transpose(2, 1, 0)
+        if checked is not None:
+            low, high = float(values.min()), float(values.max())
+            if not isinstance(checked, str):
+                centre, width = checked
+                low, high = centre - width / 2, centre + width / 2
+            values = ((values - low) / (high - low if high > low else 1)).clip(0, 1)
+        volume = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))[None, None]
+    if lengths is None:
+        return volume
+    return functional.interpolate(volume, size=lengths, mode="trilinear", align_corners=False)
+
+
+def _nifti_values(place: Path) -> NDArray[np.float64]:
+    """The numbers of a volume, (right, anterior, superior)."""
+    nibabel = _package("nibabel")
+    image = nibabel.as_closest_canonical(nibabel.load(place))
+    shape = tuple(int(length) for length in image.shape)
+    while len(shape) > 3 and shape[-1] == 1:
+        shape = shape[:-1]
+    if len(shape) not in {2, 3}:
+        raise ImageError(f"{place}: {len(shape)} axes, and a volume has three: choose one of them before")
+    _check_size(int(np.prod(shape)), place)
+    volume = np.asarray(image.dataobj, dtype=np.float64).reshape(shape if len(shape) == 3 else (*shape, 1))
+    if not np.isfinite(volume).all():
+        raise ImageError(f"{place}: values that are not finite")
+    return volume
+
+
+def _dicom_values(place: Path) -> NDArray[np.float64]:
+    """The numbers of all frames, (frame, row, column)."""
+    pydicom = _package("pydicom")
+    dataset = pydicom.dcmread(place)
+    if int(dataset.get("SamplesPerPixel", 1)) > 1:
+        raise ImageError(f"{place}: colours, and a volume has one number for each voxel")
+    count = int(dataset.get("NumberOfFrames", 1) or 1)
+    _check_size(int(dataset.Rows) * int(dataset.Columns) * count, place)
+    stored = pydicom.pixels.pixel_array(dataset)
+    stored = stored if count > 1 else stored[None]
+    return np.stack([_modality_values(dataset, stored[frame], frame) for frame in range(count)])
 
 
 def write_secondary_capture(
