@@ -1,4 +1,4 @@
-"""Volumes and clips: models whose patches stand in a grid of three lengths, written by hand, MONAI's and transformers'."""
+"""Volumes and clips: models whose grid of patches has three lengths, written by hand, MONAI's and transformers'."""
 
 from __future__ import annotations
 

@@ -492,7 +492,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 def _check_scores(explanation: Explanation) -> None:
     """Raise unless every method has scores for every target and patch, and a sign."""
     if len(explanation.grid) != len(explanation.image_size):
-        raise ExplanationError(f"a grid of {explanation.grid} patches does not fit an input of {explanation.image_size}")
+        raise ExplanationError(f"a grid of {explanation.grid} patches does not fit a size of {explanation.image_size}")
     if not explanation.scores:
         raise ExplanationError("an explanation needs the scores of at least one method")
     if set(explanation.signed) != set(explanation.scores):
