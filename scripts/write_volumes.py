@@ -63,7 +63,7 @@ def trained(model: nn.Module, draw: Callable[[int, torch.Generator], Examples], 
     """Train on new examples in every step."""
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps)
     model.train()
     for step in range(steps):
         inputs, classes, _ = draw(32, generator)
@@ -116,7 +116,7 @@ def main() -> None:
         image_size=32, image_patch_size=8, frames=16, frame_patch_size=4, num_classes=3, channels=1,
         dim=48, depth=3, heads=3, mlp_dim=96,
     )  # fmt: skip
-    model = trained(model, volumes, 500)
+    model = trained(model, volumes, 600)
     measured("volumes", model, volumes)
     draw_figure(model, volumes(8, torch.Generator().manual_seed(2)), "slices", ("darker ball", "brighter ball", "none"))
     torch.manual_seed(0)
@@ -124,7 +124,7 @@ def main() -> None:
         image_size=32, patch_size=8, num_frames=FRAMES, tubelet_size=2, hidden_size=48, num_hidden_layers=3,
         num_attention_heads=3, intermediate_size=96, num_labels=3,
     )  # fmt: skip
-    model = trained(VideoMAEForVideoClassification(config), clips, 300)
+    model = trained(VideoMAEForVideoClassification(config), clips, 600)
     measured("clips", model, clips)
     draw_figure(model, clips(8, torch.Generator().manual_seed(2)), "frames", ("red square", "green square", "none"))
 
