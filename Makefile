@@ -30,6 +30,7 @@ docs: .venv/.dev-installed  ## build the documentation; a warning is an error
 pictures: .venv/.dev-installed  ## draw all pictures of the documentation again; takes half an hour
 	$(BIN)/python scripts/write_pictures.py
 	$(BIN)/python scripts/write_figures.py
+	$(BIN)/python scripts/write_volumes.py
 	$(BIN)/python scripts/write_gallery.py
 	$(BIN)/python scripts/take_web_screenshots.py
 	$(BIN)/python scripts/record_page.py

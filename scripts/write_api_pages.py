@@ -28,7 +28,7 @@ INTEGRATIONS = {
         *("MapLogger", "TensorBoardLogger", "MLflowLogger", "WandbLogger"),
     ),
     "formats": ("heatmap_masks", "to_coco", "write_voc_masks", "write_maps", "read_maps", "add_fiftyone_heatmaps"),
-    "medical": ("read_dicom", "read_nifti", "write_secondary_capture"),
+    "medical": ("read_dicom", "read_nifti", "read_volume", "write_secondary_capture"),
 }
 INHERITED = "    options:\n      inherited_members: true\n"
 _WITH_INHERITED = ("vitreous.Explanation", "vitreous.TextExplanation")

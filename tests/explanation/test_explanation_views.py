@@ -61,12 +61,16 @@ def test_figures_of_a_type_are_those_of_its_subtypes_too(views):
     mine = Mine(**vars(explanation()))
     assert mine.figure("only_mine", photo=photo()) == "drawn"
     assert isinstance(mine.figure("overlay", photo=photo()), Canvas)
-    with pytest.raises(InputError, match=r"can be drawn as overlay, comparison or classes, not as 'only_mine'"):
+    with pytest.raises(
+        InputError, match=r"can be drawn as overlay, comparison, classes, slices or frames, not as 'only_mine'"
+    ):
         explanation().figure("only_mine")
 
 
 def test_a_figure_that_does_not_exist_is_answered_with_those_that_do():
-    with pytest.raises(InputError, match=r"overlay, comparison or classes, not as 'overlays'; did you mean overlay\?"):
+    with pytest.raises(
+        InputError, match=r"overlay, comparison, classes, slices or frames, not as 'overlays'; did you mean overlay\?"
+    ):
         explanation().figure("overlays")
     with pytest.raises(InputError, match=r"not as 3$"):
         explanation().figure(3)

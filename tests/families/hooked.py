@@ -417,6 +417,8 @@ def is_post_norm(block: nn.Module) -> bool:
         return not block.norm_first
     if type(block).__name__ == "NormsBehind":  # a test's own, under timm's names
         return True
+    if hasattr(block, "layernorm_before"):  # VideoMAE has BERT's names besides
+        return False
     return any(hasattr(block, name) for name in ("intermediate", "sa_layer_norm")) and hasattr(block, "attention")
 
 

@@ -15,7 +15,7 @@ import vitreous
 from small_models import small_vit
 from small_scans import scan
 from vitreous.errors import ImageError, InputError
-from vitreous.integrations.medical import read_dicom, read_nifti, write_secondary_capture
+from vitreous.integrations.medical import read_dicom, read_nifti, read_volume, write_secondary_capture
 from vitreous.models import Preprocessing
 
 
@@ -234,6 +234,42 @@ class TestNifti:
 def _saved(volume, folder):
     nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), folder / "v.nii")
     return folder / "v.nii"
+
+
+class TestVolumes:
+    """What a model of volumes is given."""
+
+    def test_nifti_has_the_axes_of_its_orientation(self, tmp_path):
+        values = np.arange(24.0).reshape(2, 3, 4)
+        file = tmp_path / "flipped.nii.gz"
+        nibabel.save(nibabel.Nifti1Image(values, np.diag([-1.0, 1.0, 1.0, 1.0])), file)  # stored from right to left
+        found = read_volume(file)
+        assert found.dtype == torch.float32
+        np.testing.assert_array_equal(found[0, 0], values[::-1])
+        np.testing.assert_array_equal(read_volume(file, axes="zyx")[0, 0], values[::-1].transpose(2, 1, 0))
+
+    def test_frames_of_dicom_are_in_units_of_the_modality(self, tmp_path):
+        stored = np.arange(60).reshape(3, 4, 5)
+        file = scan(stored, tmp_path / "frames.dcm", RescaleSlope=2, RescaleIntercept=-1000)
+        np.testing.assert_array_equal(read_volume(file)[0, 0], 2 * stored - 1000)
+        # 40 Hounsfield units wide around -960: from -980 to -940 is 0 to 1.
+        windowed = read_volume(file, window=(-960, 40))[0, 0].numpy()
+        np.testing.assert_allclose(windowed, np.clip((2 * stored - 20) / 40, 0, 1), atol=1e-6)  # float32
+
+    def test_ranges_and_sizes(self, tmp_path):
+        file = scan(np.arange(60).reshape(3, 4, 5), tmp_path / "frames.dcm")
+        found = read_volume(file, window="range", size=(6, 8, 10))
+        assert found.shape == (1, 1, 6, 8, 10)
+        assert float(found.min()) == 0
+        assert float(found.max()) == 1
+
+    def test_what_is_no_volume(self, tmp_path):
+        file = scan(np.arange(60).reshape(3, 4, 5), tmp_path / "frames.dcm")
+        for options in ({"window": "file"}, {"size": (4, 4)}, {"axes": "yxz"}, {"window": (0, -1)}):
+            with pytest.raises(InputError):
+                read_volume(file, **options)
+        with pytest.raises(ImageError, match="no volume that can be read"):
+            read_volume(tmp_path / "missing.nii.gz")
 
 
 class TestSecondaryCapture:

@@ -116,7 +116,7 @@ class TestDrawing:
     def test_an_explanation_draws_itself(self):
         for name in ("overlay", "comparison", "classes"):
             assert explanation().figure(name, photo=photo()).width > 200
-        with pytest.raises(InputError, match="overlay, comparison or classes"):
+        with pytest.raises(InputError, match="overlay, comparison, classes, slices or frames"):
             explanation().figure("depth", photo=photo())
 
     @pytest.mark.parametrize("size", [(1, 3000), (1000, 1), (1, 1)])

@@ -41,7 +41,8 @@ class FigureKind:
     Attributes:
         summary: what it shows.
         methods: its default methods.
-        images: how many images it shows: one, two, several, or none because it reads results of `vitreous evaluate`.
+        images: how many images it shows: one, two, several, or none because it reads results of `vitreous evaluate` or
+            a folder of `explanation.save`.
         several_classes: whether it shows more than one class of an image.
     """
 
@@ -68,6 +69,8 @@ FIGURE_KINDS = {
     "dataset-curves": FigureKind("mean deletion and insertion curves of several images, with bands", images="several"),
     "layer-curve": FigureKind("deletion and insertion areas by start layer", ("decompx", "ixg"), images="several"),
     "transformation": FigureKind("attention, length, direction and their product in one block (TokenTM)", ()),
+    "slices": FigureKind("slices of a volume, from a folder of `explanation.save`", (), images="none"),
+    "frames": FigureKind("frames of a clip, from a folder of `explanation.save`", (), images="none"),
     "dots": FigureKind("results of `vitreous evaluate`: a dot with its interval per method", (), images="none"),
     "radar": FigureKind("results of `vitreous evaluate`: a polygon per method over the metrics", (), images="none"),
 }
@@ -90,7 +93,8 @@ def figure(
         list[str] | None,
         typer.Argument(
             metavar="IMAGE",
-            help="Image files, or 'demo' for the shipped image; dots, radar: a folder of `vitreous evaluate`.",
+            help="Image files, or 'demo' for the shipped image; dots, radar: a folder of `vitreous evaluate`; "
+            "slices, frames: one of `explanation.save`.",
             show_default=False,
         ),
     ] = None,

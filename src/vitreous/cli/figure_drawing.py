@@ -43,7 +43,14 @@ from vitreous.pictures.figures import (
     transformation_figure,
 )
 from vitreous.pictures.perturbations import Direction, dataset_curves, filmstrip, filmstrip_figure, layer_curves
-from vitreous.pictures.strips import Strip, depth_strip, heads_strip, start_layer_strip, token_transformation
+from vitreous.pictures.strips import (
+    Strip,
+    depth_strip,
+    heads_strip,
+    slices_figure,
+    start_layer_strip,
+    token_transformation,
+)
 from vitreous.pictures.style import page_style
 
 _CLASSES = 3  # default number of classes of the figure that compares them
@@ -306,12 +313,17 @@ def _transformation(job: _FigureJob) -> Canvas:
 
 
 def _results_figure(arguments: Sequence[str], request: FigureRequest, look: Look) -> Canvas:
-    """Draw stored results; of several tables in a folder the first."""
+    """Draw stored results; of several tables in a folder the first. Slices and frames: a stored explanation."""
     from vitreous.evaluation.report.results import discover_runs  # noqa: PLC0415  # imports pyarrow
 
     console = stderr_console()
     if len(arguments) > 1:
         raise InputError(f"the figure {request.name!r} shows one folder of results, not {len(arguments)}")
+    if request.name in {"slices", "frames"}:
+        explanation = Explanation.load(Path(arguments[0]).expanduser())
+        return slices_figure(
+            explanation, methods=request.methods or None, look=look, word=request.name.removesuffix("s")
+        )
     found = discover_runs(Path(arguments[0]).expanduser(), lambda text: print_line(console, text))
     if len(found) > 1:
         print_line(console, f"{len(found)} tables are there; this is the first. Name the folder of a run for another.")

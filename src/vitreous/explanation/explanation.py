@@ -414,9 +414,8 @@ class Explanation(Predicted):
             >>> import torch
             >>> import vitreous
             >>> from vit_pytorch.vit_3d import ViT
-            >>> model = ViT(
-            ...     image_size=16, image_patch_size=8, frames=4, frame_patch_size=2, num_classes=3, channels=1,
-            ...     dim=16, depth=2, heads=2, mlp_dim=16)
+            >>> small = {"dim": 16, "depth": 2, "heads": 2, "mlp_dim": 16, "channels": 1, "num_classes": 3}
+            >>> model = ViT(image_size=16, image_patch_size=8, frames=4, frame_patch_size=2, **small)
             >>> explanation = vitreous.explain(model, torch.rand(1, 1, 4, 16, 16), "gae")
             >>> explanation.grid, explanation.maps("gae").shape
             ((2, 2, 2), torch.Size([1, 2, 2, 2]))
@@ -520,6 +519,8 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def _check_scores(explanation: Explanation) -> None:
     """Raise unless every method has scores for every target and patch, and a sign."""
+    if len(explanation.grid) != len(explanation.image_size):
+        raise ExplanationError(f"a grid of {explanation.grid} patches does not fit a size of {explanation.image_size}")
     if not explanation.scores:
         raise ExplanationError("an explanation needs the scores of at least one method")
     if set(explanation.signed) != set(explanation.scores):

@@ -1,6 +1,7 @@
 """Read DICOM and NIfTI images, and write overlays as DICOM secondary captures.
 
-Models take 8-bit RGB images, so a window maps the stored values to black and white. Not for diagnostic use.
+Models of images take 8-bit RGB, so a window maps the stored values to black and white; models of volumes take the tensor
+that ``read_volume`` gives. Not for diagnostic use.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
+from torch.nn import functional
 
 from vitreous import __version__
 from vitreous._utils.messages import errors_as, short_repr
@@ -25,7 +29,7 @@ from vitreous.inputs.images import MAX_PIXELS
 if TYPE_CHECKING:
     import os
 
-__all__ = ["read_dicom", "read_nifti", "write_secondary_capture"]
+__all__ = ["read_dicom", "read_nifti", "read_volume", "write_secondary_capture"]
 
 Window = tuple[float, float] | Literal["file", "range"]
 # Copied from the source. Elements of type 2 in the IOD must be present; they are empty where nothing is known.
@@ -63,13 +67,7 @@ def read_dicom(
     place = expanded(Path(file))
     window, wanted = _checked_window(window), _checked_numbers(frames, "frames")
     with errors_as(ImageError, f"{place} cannot be read as a DICOM image"):
-        dataset = _read_dataset(place)
-        count = int(dataset.get("NumberOfFrames", 1) or 1)
-        chosen = _chosen(wanted, count, "frame")
-        _check_size(int(dataset.Rows) * int(dataset.Columns) * len(chosen), place)
-        _check_codec(dataset, place)
-        stored = pydicom.pixels.pixel_array(dataset)  # converts YBR to RGB
-        stored = stored if count > 1 else stored[None]
+        dataset, stored, chosen = _read_frames(place, wanted)
         if str(dataset.PhotometricInterpretation) == "PALETTE COLOR":
             stored = pydicom.pixels.apply_color_lut(stored, dataset)
             bits = 8 * stored.dtype.itemsize
@@ -77,9 +75,7 @@ def read_dicom(
         if int(dataset.get("SamplesPerPixel", 1)) > 1:
             bits = int(dataset.get("BitsStored", 8))
             return [Image.fromarray(_eight_bits(stored[frame], bits)).convert("RGB") for frame in chosen]
-        values = [_modality_values(dataset, stored[frame], frame) for frame in chosen]
-        if not all(np.isfinite(each).all() for each in values):
-            raise ImageError(f"{place} holds values that are not finite (NaN or infinite)")
+        values = [_finite(_modality_values(dataset, stored[frame], frame), place) for frame in chosen]
         whole = _range_of(values)
         grey = [
             _file_window(dataset, array, frame, whole)
@@ -97,6 +93,23 @@ def _read_dataset(place: Path, **options: Any) -> Any:
         return pydicom.dcmread(place, **options)
     except pydicom.errors.InvalidDicomError as error:
         raise ImageError(f"{place} is not a DICOM file: the DICM prefix of its header is missing") from error
+
+
+def _read_frames(place: Path, wanted: Sequence[int] | None) -> tuple[Any, NDArray[Any], list[int]]:
+    """The data set of a file, the stored values of its frames, frame first, and which frames are read."""
+    dataset = _read_dataset(place)
+    count = int(dataset.get("NumberOfFrames", 1) or 1)
+    chosen = _chosen(wanted, count, "frame")
+    _check_size(int(dataset.Rows) * int(dataset.Columns) * len(chosen), place)
+    _check_codec(dataset, place)
+    stored = _package("pydicom").pixels.pixel_array(dataset)  # converts YBR to RGB
+    return dataset, stored if count > 1 else stored[None], chosen
+
+
+def _finite(values: NDArray[np.float64], place: Path) -> NDArray[np.float64]:
+    if not np.isfinite(values).all():
+        raise ImageError(f"{place} holds values that are not finite (NaN or infinite)")
+    return values
 
 
 def _check_codec(dataset: Any, place: Path) -> None:
@@ -249,7 +262,6 @@ def read_nifti(
         >>> from vitreous.integrations.medical import read_nifti
         >>> pictures = read_nifti("brain.nii.gz", window=(50, 100), slices=[40, 41])
     """
-    nibabel = _package("nibabel")
     place = expanded(Path(file))
     if isinstance(axis, bool) or axis not in {0, 1, 2}:
         raise InputError(f"axis must be 0, 1 or 2, not {short_repr(axis)}")
@@ -257,20 +269,9 @@ def read_nifti(
     if checked == "file":
         raise InputError("NIfTI files have no window: give (centre, width) or 'range'")
     with errors_as(ImageError, f"{place} cannot be read as a NIfTI image"):
-        image = nibabel.as_closest_canonical(nibabel.load(place))
-        shape = tuple(int(length) for length in image.shape)
-        while len(shape) > 3 and shape[-1] == 1:
-            shape = shape[:-1]
-        if len(shape) not in {2, 3} or 0 in shape:
-            raise ImageError(f"{place} has shape {shape}: give one 3-D volume or 2-D image")
-        if image.get_data_dtype().kind not in "iuf":
-            raise ImageError(f"{place} holds {image.get_data_dtype()} values: they must be real numbers")
-        if len(shape) == 2 and axis != 2:
+        volume = _nifti_values(place)
+        if volume.shape[2] == 1 and axis != 2:
             raise InputError(f"{place} is a 2-D image: axis must be 2")
-        _check_size(int(np.prod(shape)), place)
-        volume = np.asarray(image.dataobj, dtype=np.float64).reshape(shape if len(shape) == 3 else (*shape, 1))
-        if not np.isfinite(volume).all():
-            raise ImageError(f"{place} holds values that are not finite (NaN or infinite)")
         chosen = _chosen(wanted, volume.shape[axis], "slice")
         function = "LINEAR" if checked == "range" else "LINEAR_EXACT"
         used = _range_of([volume]) if checked == "range" else checked
@@ -278,6 +279,87 @@ def read_nifti(
         planes = np.moveaxis(volume, axis, 0)
         grey = [np.rot90(_windowed(planes[number], used, function)) for number in chosen]
         return [Image.fromarray(np.ascontiguousarray(each[:, ::-1] if flip else each)).convert("RGB") for each in grey]
+
+
+def read_volume(
+    file: str | os.PathLike[str],
+    *,
+    window: tuple[float, float] | Literal["range"] | None = None,
+    size: Sequence[int] | None = None,
+    axes: Literal["xyz", "zyx"] = "xyz",
+) -> Tensor:
+    """Read a NIfTI volume, or the frames of a DICOM file, as the input of a 3-D model.
+
+    Args:
+        file: ``.nii`` or ``.nii.gz``, brought into the directions right, anterior, superior; anything else as DICOM,
+            whose frames are taken in their order, in units of the modality.
+        window: centre and width, which become 0 to 1, and values outside are cut off; ``"range"``: from the smallest to
+            the largest value; ``None``: the values as they are.
+        size: resize to these three lengths, trilinearly.
+        axes: of NIfTI: ``xyz`` as MONAI's loaders give it, or ``zyx``: axial slices first. Frames of DICOM are first.
+
+    Returns:
+        (1, 1, depth, height, width) in float32.
+
+    Raises:
+        ImageError: the file cannot be read as a volume.
+        InputError: the window, size or axes are invalid.
+
+    Examples:
+        >>> from vitreous.integrations.medical import read_volume
+        >>> volume = read_volume("brain.nii.gz", window="range", size=(4, 16, 16), axes="zyx")
+        >>> volume.shape
+        torch.Size([1, 1, 4, 16, 16])
+    """
+    place = expanded(Path(file))
+    if axes not in {"xyz", "zyx"}:
+        raise InputError(f"axes must be xyz or zyx, not {short_repr(axes)}")
+    checked = None if window is None else _checked_window(window)
+    if checked == "file":
+        raise InputError("window must be (centre, width), 'range' or None for a volume")
+    lengths = None if size is None else [int(length) for length in size]
+    if lengths is not None and (len(lengths) != 3 or min(lengths) < 1):
+        raise InputError(f"size must be three lengths above 0, not {short_repr(size)}")
+    nifti = place.name.lower().endswith((".nii", ".nii.gz"))
+    with errors_as(ImageError, f"{place} cannot be read as a volume"):
+        values = _nifti_values(place) if nifti else _dicom_values(place)
+        if nifti and axes == "zyx":
+            values = values.transpose(2, 1, 0)
+        if checked is not None:
+            low, high = float(values.min()), float(values.max())
+            if not isinstance(checked, str):
+                centre, width = checked
+                low, high = centre - width / 2, centre + width / 2
+            values = ((values - low) / (high - low if high > low else 1)).clip(0, 1)
+        volume = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))[None, None]
+    if lengths is None:
+        return volume
+    return functional.interpolate(volume, size=lengths, mode="trilinear", align_corners=False)
+
+
+def _nifti_values(place: Path) -> NDArray[np.float64]:
+    """The values of a volume, (right, anterior, superior); a 2-D image is a volume of one slice."""
+    nibabel = _package("nibabel")
+    image = nibabel.as_closest_canonical(nibabel.load(place))
+    shape = tuple(int(length) for length in image.shape)
+    while len(shape) > 3 and shape[-1] == 1:
+        shape = shape[:-1]
+    if len(shape) not in {2, 3} or 0 in shape:
+        raise ImageError(f"{place} has shape {shape}: give one 3-D volume or 2-D image")
+    if image.get_data_dtype().kind not in "iuf":
+        raise ImageError(f"{place} holds {image.get_data_dtype()} values: they must be real numbers")
+    _check_size(int(np.prod(shape)), place)
+    return _finite(
+        np.asarray(image.dataobj, dtype=np.float64).reshape(shape if len(shape) == 3 else (*shape, 1)), place
+    )
+
+
+def _dicom_values(place: Path) -> NDArray[np.float64]:
+    """The values of all frames in units of the modality, (frame, row, column)."""
+    dataset, stored, chosen = _read_frames(place, None)
+    if int(dataset.get("SamplesPerPixel", 1)) > 1 or str(dataset.PhotometricInterpretation) == "PALETTE COLOR":
+        raise ImageError(f"{place} holds colours: a volume has one value per voxel")
+    return _finite(np.stack([_modality_values(dataset, stored[frame], frame) for frame in chosen]), place)
 
 
 def write_secondary_capture(

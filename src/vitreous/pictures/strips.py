@@ -308,6 +308,17 @@ def slices_figure(
 
     Raises:
         InputError: It is the explanation of images, or holds no images.
+
+    Examples:
+        >>> import torch
+        >>> import vitreous
+        >>> from vit_pytorch.vit_3d import ViT
+        >>> from vitreous.pictures import slices_figure
+        >>> small = {"dim": 16, "depth": 2, "heads": 2, "mlp_dim": 16, "channels": 1, "num_classes": 3}
+        >>> volumes = ViT(image_size=16, image_patch_size=8, frames=4, frame_patch_size=2, **small)
+        >>> explanation = vitreous.explain(volumes, torch.rand(1, 1, 4, 16, 16), "gae")
+        >>> slices_figure(explanation, width="3.25in").save("slices.pdf").name
+        'slices.pdf'
     """
     look = look_with(look, options)
     style = page_style(look)
