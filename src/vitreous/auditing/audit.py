@@ -100,10 +100,10 @@ class Audit:
         if suspicion.kind == "unusual photo":
             return f"{suspicion.place}, predicted as {name}: {suspicion.reason} ({_p(tested.removal)})"
         what = f"the {suspicion.place}" + (" (a cluster of maps)" if suspicion.kind == "cluster" else "")
-        shown = f"{tested.shown_share:.0%} of photos point to {what}"
+        shown = f"{what} suspected in {tested.shown_share:.0%} of photos"
         if tested.finding:
             decided = tested.decided / tested.class_photos
-            shown = f"{decided:.0%} of photos decided by {what} ({tested.shown_share:.0%} point to it)"
+            shown = f"{decided:.0%} of photos decided by {what} (suspected in {tested.shown_share:.0%})"
         parts = [f"{name}: {shown}"]
         if tested.removal is not None:
             removal = tested.removal

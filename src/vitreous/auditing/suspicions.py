@@ -21,6 +21,7 @@ Kind = Literal["place", "background", "cluster", "colour", "shared evidence", "u
 SHORTCUTS: tuple[Kind, ...] = ("place", "background", "cluster", "colour")
 
 _RARE = 0.95  # quantile of other classes' photos above which a photo of a class is conspicuous
+_MUCH = 0.4  # part of a class that must differ in a direction of colour, as fur near the border does in less
 _MOST_CLUSTERED = 2000  # photos of a class
 _COMPONENTS = 10
 _TOP = 0.1  # part of the patches that counts as the peak of a map
@@ -251,7 +252,11 @@ def _overlap(one: Bools, other: Bools) -> float:
 
 
 def _colour(collected: Collected, number: int, settings: SuspicionSettings) -> Iterator[Suspicion]:
-    """A colour or brightness near the border, where the object rarely is, that photos of other classes do not have."""
+    """Colours near the border, where the object rarely is, that photos of other classes do not have.
+
+    Looked for in two ways: photos of a colour that is rare in any direction, and, since a slight cast is rare in none,
+    a direction in which much of the class differs (Fisher's discriminant).
+    """
     own, others = collected.of_class(number), np.flatnonzero(collected.predicted != number)
     if len(others) < settings.photos:
         return
@@ -260,19 +265,34 @@ def _colour(collected: Collected, number: int, settings: SuspicionSettings) -> I
     spread = np.linalg.inv(np.cov(logs[others].T) + 1e-6 * np.eye(3))
     distances = np.sqrt(np.einsum("pc,cd,pd->p", logs - middle, spread, logs - middle))
     high, _, excess = _conspicuous(distances[own], distances[others], settings, np.inf)
-    if not high.any():
-        return
-    # A cast is one direction: photos that differ in other directions are left out.
+    known = np.zeros(len(own), dtype=bool)
+    if high.any():
+        # A cast is one direction: photos that differ in other directions are left out.
+        shift = np.median(logs[own[high]], axis=0) - middle
+        high &= (logs[own] - middle) @ spread @ shift > 0
+        if high.sum() >= max(settings.photos, settings.share * len(own)):
+            known = high
+            yield _coloured(number, own, high, logs, middle, excess)
+    scores = logs @ _discriminant(logs[own], logs[others])
+    high = scores[own] > np.quantile(scores[others], _RARE)
+    if high.sum() >= max(settings.photos, _MUCH * len(own)) and not np.array_equal(high, known):
+        yield _coloured(number, own, high, logs, middle, float(high.mean()) - (1 - _RARE))
+
+
+def _coloured(number: int, own: Ints, high: Bools, logs: Floats, middle: Floats, excess: float) -> Suspicion:
     shift = np.median(logs[own[high]], axis=0) - middle
-    alike = ((logs[own] - middle) @ spread @ shift > 0) & high
-    if alike.sum() < max(settings.photos, settings.share * len(own)):
-        return
-    photos = own[alike]
-    shift = np.median(logs[photos], axis=0) - middle
     gains = tuple(round(float(gain), 6) for gain in np.exp(shift))
-    reason = f"{alike.mean():.0%} of its photos differ in colour more than 95% of the photos of other classes"
-    empty = np.zeros((len(photos), 0), dtype=bool)
-    yield Suspicion("colour", number, "colour of the whole photo", photos, empty, reason, excess, gains=gains)
+    reason = f"{high.mean():.0%} of its photos differ in colour more than 95% of the photos of other classes"
+    empty = np.zeros((int(high.sum()), 0), dtype=bool)
+    return Suspicion("colour", number, "colour of the whole photo", own[high], empty, reason, excess, gains=gains)
+
+
+def _discriminant(own: Floats, others: Floats) -> Floats:
+    """Fisher's direction between two groups of colours."""
+    weights = len(own) - 1, len(others) - 1
+    pooled = sum(weight * np.cov(each.T) for weight, each in zip(weights, (own, others), strict=True)) / sum(weights)
+    direction: Floats = np.linalg.solve(pooled + 1e-6 * np.eye(3), own.mean(axis=0) - others.mean(axis=0))
+    return direction
 
 
 def peaks(collected: Collected, photos: Ints) -> Bools:

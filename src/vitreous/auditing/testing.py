@@ -324,14 +324,12 @@ def _explains(one: Tested, other: Tested) -> bool:
     if not all(each.finding and each.is_shortcut for each in pair) or one.covered_by is not None:
         return False
     kinds = {each.suspicion.kind for each in pair}
-    if (
-        one.suspicion.target != other.suspicion.target
-        or "colour" in kinds
-        or (len(kinds) > 1 and "background" in kinds)
-    ):
-        return False
-    regions = [each.suspicion.regions.any(axis=0) for each in pair]
     strengths = [max(effect.excess for effect in each.effects.values()) for each in pair]
+    if one.suspicion.target != other.suspicion.target or (len(kinds) > 1 and kinds & {"background", "colour"}):
+        return False
+    if kinds == {"colour"}:
+        return one.decided >= other.decided
+    regions = [each.suspicion.regions.any(axis=0) for each in pair]
     sizes = [float(each.suspicion.regions.sum(axis=1).mean()) for each in pair]
     if not (regions[0] & regions[1]).any():
         return False
