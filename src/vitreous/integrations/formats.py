@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitreous._utils.messages import errors_as
-from vitreous._utils.storage import StorageError, atomic_file, expanded
+from vitreous._utils.messages import errors_as, short_repr
+from vitreous._utils.storage import StorageError, atomic_file, atomic_folder, expanded
 from vitreous.errors import InputError, MissingDependencyError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import display_maps, framed_maps
@@ -54,8 +55,11 @@ def heatmap_masks(
     Returns:
         For every image the masks (height, width) of its explained classes.
     """
-    if share is not None and not 0 < share <= 1:
-        raise InputError(f"share={share} is not between 0 and 1")
+    for name, value in (("threshold", threshold), ("share", share)):
+        if value is not None and not (isinstance(value, Real) and 0 < value <= 1):
+            raise InputError(f"{name} must be above 0 and at most 1, not {short_repr(value)}")
+    if method not in explanation.scores:
+        raise InputError(f"{method!r} was not explained: the methods are {', '.join(explanation.methods)}")
     found = []
     for index in range(len(explanation)):
         maps = [_unit_map(explanation, method, index, number, photo_sizes) for number in _classes(explanation)]
@@ -80,7 +84,7 @@ def _unit_map(
     if len(photo_sizes) != len(explanation):
         raise InputError(f"there are {len(photo_sizes)} photo sizes for {len(explanation)} images")
     if explanation.preprocessing is None:
-        raise InputError("photo_sizes need to know how photos became the model's input: explain photos, not a tensor")
+        raise InputError("photo_sizes needs the preprocessing of the images: explain images, not a tensor")
     height, width = photo_sizes[index]
     frame = explanation.preprocessing.frame((height, width))
     whole = np.full((height, width), np.nan)
@@ -325,8 +329,9 @@ def write_maps(explanation: Explanation, file: str | os.PathLike[str]) -> Path:
         if place.exists():
             raise StorageError(f"{place} exists already")
         zarr = _package("zarr", "formats")
-        root = zarr.open_group(str(place), mode="w")
-        _fill(root, explanation, lambda group, name, values: group.create_array(name, data=values))
+        with atomic_folder(place, overwrite=False) as draft:
+            root = zarr.open_group(str(draft), mode="w")
+            _fill(root, explanation, lambda group, name, values: group.create_array(name, data=values))
     else:
         raise InputError(f"{place.name}: maps are written to .h5, .hdf5 or .zarr")
     return place
