@@ -225,7 +225,7 @@ class Explanation(Predicted):
     ) -> Drawing:
         """Draw a figure. It shows itself in notebooks and is saved as PNG, SVG or PDF.
 
-        A line at the bottom says when it is drawn on a normalised tensor, whose colours are not a photo's.
+        A note at the bottom says if it is drawn on a normalised tensor, whose colours are not those of the image.
 
         Args:
             name: ``overlay``: large maps with colour bars; ``comparison``: the photo and every method's map;
@@ -257,7 +257,7 @@ class Explanation(Predicted):
             **options: See ``vitreous.trust``.
 
         Returns:
-            One ``Trust`` for every image; its ``sentence`` says it all.
+            One ``Trust`` for every image; its ``sentence`` is a summary.
         """
         measured: tuple[Trust, ...] = find_view(self, "trust")(self, model, images, **options)
         return measured

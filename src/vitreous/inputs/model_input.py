@@ -85,7 +85,7 @@ class Texts:
         return replace(some, parts=parts, content=some.content[:, :count])
 
     def blanked(self, blank: str) -> Texts:
-        """The same texts with a token that says nothing in the place of every token of their own."""
+        """The same texts with every token replaced by a neutral one."""
         numbers = self.parts["input_ids"].masked_fill(self.content, self.blanks[blank])
         return replace(self, parts={**self.parts, "input_ids": numbers})
 

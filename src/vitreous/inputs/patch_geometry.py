@@ -164,7 +164,7 @@ class Frame:
         """Enlarge maps to the photo's pixels.
 
         Args:
-            maps: Maps (..., rows, columns) that fill the model's input evenly, or as their geometry says.
+            maps: Maps (..., rows, columns) that fill the model's input evenly, or according to their geometry.
             smooth: Interpolate bilinearly between the middles of the cells; otherwise every cell is a rectangle.
             geometry: Where patches are centred; equal cells by default.
 

@@ -1,6 +1,6 @@
 """What is explained, as objects: a target maps the output of a model to one number per image.
 
-``Class`` is what a class number stands for. The others are any number that the output gives: a difference of two
+``Class`` is the target of a class index. The others are any number that the output gives: a difference of two
 classes, a similarity, a function. Every method explains that number by the same passes.
 """
 

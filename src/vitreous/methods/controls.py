@@ -76,7 +76,7 @@ def content_seed(inputs: Inputs, row: int, seed: int) -> int:
 
 
 class CentredGaussian(Control):
-    """exp(-(u² + v²) / 2 s²) with u and v the distance from the centre as a part of the picture's height and width."""
+    """exp(-(u² + v²) / 2 s²) with u and v the distance from the centre as a part of the image's height and width."""
 
     def __init__(self, spread: float = 0.25) -> None:
         if not spread > 0:
@@ -94,7 +94,7 @@ class CentredGaussian(Control):
 
 
 class Edges(Control):
-    """Mean over channels and pixels of a patch of the Sobel gradient's length, of the picture as the model sees it."""
+    """Mean over channels and pixels of a patch of the Sobel gradient's length, of the image as the model sees it."""
 
     def map(self, view: View) -> Tensor:
         """How much changes inside of each patch."""
@@ -194,9 +194,9 @@ def random_order(*, seed: Annotated[int, "of the numbers, together with the imag
     signed=False,
 )
 def centre(
-    *, spread: Annotated[float, "standard deviation, as a part of the picture's height and width"] = 0.25
+    *, spread: Annotated[float, "standard deviation, as a part of the image's height and width"] = 0.25
 ) -> CentredGaussian:
-    """Control: a Gaussian in the centre of the picture, where photographers put objects."""
+    """Control: a Gaussian in the centre of the image, where photographers put objects."""
     return CentredGaussian(spread)
 
 
@@ -210,7 +210,7 @@ def centre(
     signed=False,
 )
 def edges() -> Edges:
-    """Control: how strong the edges of the picture are in each patch, whatever the model does."""
+    """Control: how strong the edges of the image are in each patch, whatever the model does."""
     return Edges()
 
 

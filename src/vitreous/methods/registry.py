@@ -146,7 +146,7 @@ class MethodInfo:
 
     @property
     def is_control(self) -> bool:
-        """Whether it is a control or a ceiling, which stands beside methods and is not ranked among them."""
+        """Whether it is a control or a ceiling, which is listed with the methods but not ranked."""
         return self.family in CONTROL_FAMILIES
 
     @property
