@@ -113,4 +113,4 @@ def _print(found: dict[str, Any], console: Console) -> None:
         for pair in found["pairs"][:_PRINTED_PAIRS]:
             first, second = (f"row {row}, column {column}" for row, column in (pair["first"], pair["second"]))
             print_line(console, f"match:   {first} with {second} ({pair['score']:+.3g})")
-    print_line(console, f"image: {found['picture']}")
+    print_line(console, f"image:   {found['picture']}")

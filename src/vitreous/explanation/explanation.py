@@ -311,7 +311,7 @@ class Explanation(Predicted):
         """Give an explanation that holds the image to draw on, and the index of that image in it."""
         if image is None or photo is not None:
             if image is not None:
-                raise InputError("pass image=, the picture as the model saw it, or photo=, the whole photo, not both")
+                raise InputError("pass image=, the image as the model saw it, or photo=, the whole image, not both")
             return self._with_normalised(None, mean, std), index
         batch = getattr(image, "ndim", 0) == 4 and len(image) == len(self)  # type: ignore[arg-type]
         index, _ = self.position(index)
@@ -458,7 +458,7 @@ def _check_scores(explanation: Explanation) -> None:
 
 
 def _check_images(explanation: Explanation) -> None:
-    """Raise unless there is one picture per image."""
+    """Raise unless there is one displayed image per image."""
     images = explanation.images
     if images is not None and len(images) != len(explanation):
-        raise ExplanationError(f"images must hold one picture for each of the {len(explanation)} images")
+        raise ExplanationError(f"images must hold one image for each of the {len(explanation)} explained ones")

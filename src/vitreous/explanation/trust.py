@@ -1,4 +1,4 @@
-"""How far maps can be trusted, as data: what was measured of one photo, the verdict, and the sentence for a reader."""
+"""How far maps can be trusted, as data: the measurements of one image, the verdict, and a sentence."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ REMOVED = (10, 25, 50, 75, 90)  # percent of the patches that are removed, the h
 COMPARED = (10, 25)  # percent at which maps are compared with random orders
 RANDOM_ORDERS = 8
 
-# Chosen on one half of the photos by benchmarks/trust_calibration.py, which reports the other half.
+# Chosen on one half of the images by benchmarks/trust_calibration.py, which reports the other half.
 _GOOD, _FAIR = 0.15, 0.0  # of the gap between the highest and the lowest patches, as a part of the probability
 DOUBTFUL_BOUND = 0.25  # as many random orders may do as well
 LIKELY = 0.3  # below this, no class is likely
 NO_EFFECT = 0.01  # of the probability
-UNSTABLE = 0.5  # rank correlation with the map of a photo that is shifted by one pixel
+UNSTABLE = 0.5  # rank correlation with the map of the image shifted by one pixel
 # Of 65 pet photos that its head was not trained on, by benchmarks/trust_far_photos.py.
 ENERGY_BOUNDS: Mapping[str, float] = {"demo": 5.46}
 FAR_SHARE = 10  # percent of the reference photos; those whose energy is lower still are far from what a model knows
@@ -90,7 +90,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Trust:
-    """How far the maps of one photo can be trusted.
+    """How far the maps of one image can be trusted.
 
     Attributes:
         verdict: ``good``, ``fair``, ``poor``, or ``not measured`` where there is nothing to measure.

@@ -265,7 +265,7 @@ def framed_maps(
     span: tuple[float, float] | None = None,
     geometry: PatchGeometry | None = None,
 ) -> torch.Tensor:
-    """Scale maps for display and lay them out in a photo's own pixels.
+    """Scale maps for display, at the size of the original image.
 
     Args:
         scores: Raw scores (..., patches).
