@@ -259,7 +259,7 @@ MODELS = {
     "weights": ({"weight": torch.zeros(1)}, InputError, "not dict"),
     "an unknown name": ("resnetvit", ModelError, "not understood"),
     "a layer": (nn.Conv2d(3, 8, 3), UnsupportedModelError, "no residual stream of tokens"),
-    "no parameters": (nn.Identity(), UnsupportedModelError, "does nothing with its input"),
+    "no parameters": (nn.Identity(), UnsupportedModelError, "calls no PyTorch function on its input"),
     "a convolutional network": (
         nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
         UnsupportedModelError,

@@ -356,7 +356,7 @@ class WeighedTwice(Part):
 @pytest.mark.parametrize(
     ("part", "reason"),
     [
-        (LogOfHeads, r"no linear map leads .*: log1p\(\) stands between them"),
+        (LogOfHeads, r"no linear map leads .*: log1p\(\) is between them"),
         (Squared, r"no linear map leads .*: they are multiplied with each other \(mul\(\)\)"),
         (WeighedTwice, r"no linear map leads .*: their channels are weighed .* between two projections"),
     ],

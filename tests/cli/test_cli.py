@@ -262,6 +262,8 @@ class TestLists:
         assert names("chefer", "generic") == ["gae"]  # all words
         assert "gae" in names("--family", "attention")
         assert "ixg" not in names("--family", "attention")
+        assert {"attnlrp", "lrp"} <= set(names()) - set(names("--no-patents"))
+        assert {"gae", "ixg"} <= set(names("--no-patents"))
 
     @pytest.mark.parametrize(
         ("words", "reason"),

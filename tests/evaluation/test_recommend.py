@@ -72,7 +72,7 @@ def test_rows_come_with_the_most_faithful_first(found):
 
 def test_where_nothing_beats_the_controls_that_is_said(found):
     assert found.choices["faithfulness"].method is None
-    assert "no method beats the controls on these 2 photos" in str(found)
+    assert "no method beats the controls on these 2 images" in str(found)
     assert found.choices["speed"].method is None
     assert "localisation" not in found.choices
     assert "the data set has no masks" in str(found)

@@ -89,7 +89,7 @@ def test_latex_is_centred_and_every_table_has_a_label_of_its_own(table):
 def test_marks_are_explained_and_only_those_that_are_there(table, of_one_image):
     ranked = dataclasses.replace(table, tied={"mIoU": frozenset({"gae", "tokentm:a_b=50%,c|d"})})
     explained = (
-        "Bold: best mean of its column; the arrow tells whether higher or lower is better. "
+        "Bold: best mean of its column; the arrow shows whether higher or lower is better. "
         "[low, high]: 95% bootstrap interval. "
         "≈: a paired test (p < 0.05) does not tell it apart from the best mean. Rows are sorted by mIoU. "
         "-: not measured."

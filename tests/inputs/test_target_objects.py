@@ -179,7 +179,7 @@ MISTAKES = {
     "query of a classifier": (lambda: Query(0), r"needs an output of shape \(batch, queries, classes\), but"),
     "token of a classifier": (lambda: Token(0), r"needs an output of shape \(batch, tokens, channels\), but"),
     "box of a classifier": (lambda: Box(0, 0, 1, 1), "needs an output of shape"),
-    "box outside": (lambda: Box(0, 0, 20, 30), "a box is left, top, right and bottom in parts of the picture"),
+    "box outside": (lambda: Box(0, 0, 20, 30), "a box is left, top, right and bottom in fractions of the image"),
     "box the wrong way": (lambda: Box(0.5, 0, 0.1, 1), "left < right"),
     "token that is no number": (lambda: Token("a"), "a token must be a whole number"),
     "too few targets": (lambda: [Contrast(0, 1)], "targets for 1 images, and 2 images: a plain list is one target per"),

@@ -104,7 +104,7 @@ class TestTargets:
             VitreousAttribution(model, "gae").attribute(images, target=[1, 2, 3])
         with pytest.raises(InputError, match="additional_forward_args"):
             VitreousAttribution(model, "gae").attribute((images, images), target=1)
-        with pytest.raises(InputError, match="whose blocks can be read"):
+        with pytest.raises(InputError, match=r"model must be an nn\.Module"):
             VitreousAttribution(lambda pixels: pixels, "gae")
 
 

@@ -60,8 +60,13 @@ class TestMasks:
     def test_a_share(self, explanation):
         for share in (0.1, 0.25, 1.0):
             assert heatmap_masks(explanation, "gae", share=share)[0][0].sum() == round(share * 1024)
-        with pytest.raises(InputError, match="share"):
-            heatmap_masks(explanation, "gae", share=2)
+        for wrong in (2, 0, float("nan"), "half"):
+            with pytest.raises(InputError, match="share must be"):
+                heatmap_masks(explanation, "gae", share=wrong)
+            with pytest.raises(InputError, match="threshold must be"):
+                heatmap_masks(explanation, "gae", threshold=wrong)
+        with pytest.raises(InputError, match="'rollout' was not explained: the methods are gae, "):
+            heatmap_masks(explanation, "rollout")
 
     def test_in_the_pixels_of_the_photo(self, of_photo):
         ((mask,),) = heatmap_masks(of_photo, "gae", share=1.0, photo_sizes=[(40, 80)])
@@ -71,7 +76,7 @@ class TestMasks:
         assert not mask[:, 60:].any()
 
     def test_photo_sizes_need_preprocessing(self, explanation):
-        with pytest.raises(InputError, match="explain photos"):
+        with pytest.raises(InputError, match="explain images"):
             heatmap_masks(explanation, "gae", photo_sizes=[(40, 80)] * 2)
 
 
@@ -171,14 +176,34 @@ class TestArrays:
         write_maps(explanation, tmp_path / "maps.zarr")
         with pytest.raises(StorageError, match="exists already"):
             write_maps(explanation, tmp_path / "maps.zarr")
-        with pytest.raises(StorageError, match="no such file"):
+        with pytest.raises(StorageError, match="does not exist"):
             read_maps(tmp_path / "none.h5")
         (tmp_path / "other.h5").write_bytes(b"no HDF5")
         with pytest.raises(StorageError, match="cannot be read"):
             read_maps(tmp_path / "other.h5")
         h5py.File(tmp_path / "foreign.h5", "w").close()
-        with pytest.raises(StorageError, match="no maps of vitreous"):
+        with pytest.raises(StorageError, match="was not written by"):
             read_maps(tmp_path / "foreign.h5")
+
+    def test_an_interrupted_write_leaves_nothing(self, explanation, tmp_path, monkeypatch):
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("vitreous.integrations.formats._array", interrupted)
+        for name in ("maps.h5", "maps.zarr"):
+            with pytest.raises(KeyboardInterrupt):
+                write_maps(explanation, tmp_path / name)
+        assert not list(tmp_path.iterdir())
+
+    def test_bfloat16_and_not_finite_scores(self, tmp_path):
+        found = vitreous.explain(
+            small_vit(depth=2, dtype=torch.bfloat16), random_images(1, dtype=torch.bfloat16), "gae"
+        )
+        found.scores["gae"][0, 3] = torch.nan
+        for name in ("maps.h5", "maps.zarr"):
+            again = read_maps(write_maps(found, tmp_path / name)).scores["gae"]
+            assert torch.equal(again.nan_to_num(), found.scores["gae"].float().nan_to_num())
+            assert again[0, 3].isnan()
 
     def test_saved_folders_are_read_by_numpy(self, explanation, tmp_path):
         with np.load(explanation.save(tmp_path / "saved") / "explanation.npz") as stored:

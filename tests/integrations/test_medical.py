@@ -268,7 +268,7 @@ class TestVolumes:
         for options in ({"window": "file"}, {"size": (4, 4)}, {"axes": "yxz"}, {"window": (0, -1)}):
             with pytest.raises(InputError):
                 read_volume(file, **options)
-        with pytest.raises(ImageError, match="no volume that can be read"):
+        with pytest.raises(ImageError, match="cannot be read as a volume"):
             read_volume(tmp_path / "missing.nii.gz")
 
 

@@ -329,7 +329,7 @@ def test_the_model_is_as_it_was():
         ({"repeats": 0}, InputError, "repeats must be at least 1"),
         ({"batch": 0}, InputError, "batch must be at least 1"),
         ({"methods": "gea"}, MethodError, "there is no method 'gea'"),
-        ({"methods": []}, MethodError, "no method was asked for"),
+        ({"methods": []}, MethodError, "no method was given"),
         ({"images": None}, InputError, "images must be given"),
         ({"images": random_images()[0]}, InputError, "must have shape"),
         ({"images": random_images().byte()}, InputError, "floating point and normalised, not torch.uint8"),
@@ -358,7 +358,7 @@ def test_passes_need_blocks_that_are_modules_of_their_own(blocks):
     model = small_vit(depth=2)
     model.blocks = blocks(*model.blocks)
     assert vitreous.explain(model, random_images(), "gae").scores["gae"].isfinite().all()
-    with pytest.raises(UnsupportedModelError, match="cannot be counted, for its blocks are not modules of their own"):
+    with pytest.raises(UnsupportedModelError, match="cannot be counted, because its blocks are not modules"):
         measure_speed(model, random_images(), "gae", repeats=1)
 
 

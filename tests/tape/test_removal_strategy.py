@@ -114,7 +114,7 @@ class NeighboursOfAnyGrid(Neighbours):
 def test_patches_that_meet_their_neighbours_cannot_be_dropped(block, count):
     images = random_images()
     # Behind the attention of the last block hidden patches are gone, so a grid may fail there already.
-    reason = r"(meet in another way than by attention|counts on all of its patches).*by=paint"
+    reason = r"(are mixed other than by attention|does not run with fewer patches).*by=paint"
     with pytest.raises(UnsupportedModelError, match=reason):
         subject_of(small_vit(block_fn=block), images).logits_of_kept(images, some_patches(count))
 
@@ -133,7 +133,7 @@ class NeighboursBehind(nn.Module):
 
 def test_patches_that_meet_their_neighbours_in_the_head_cannot_be_dropped():
     images = random_images()
-    with pytest.raises(UnsupportedModelError, match=r"meet in another way than by attention.*by=paint"):
+    with pytest.raises(UnsupportedModelError, match=r"are mixed other than by attention.*by=paint"):
         subject_of(NeighboursBehind().double().eval(), images).logits_of_kept(images, some_patches(3))
 
 
@@ -184,7 +184,7 @@ class GridBehind(nn.Module):
 
 def test_a_head_that_counts_on_all_patches_is_refused_in_one_sentence():
     images = random_images()
-    with pytest.raises(UnsupportedModelError, match=r"GridBehind counts on all of its patches \(.*by=paint"):
+    with pytest.raises(UnsupportedModelError, match=r"GridBehind does not run with fewer patches \(.*by=paint"):
         subject_of(GridBehind(), images).logits_of_kept(images, some_patches(7))
 
 

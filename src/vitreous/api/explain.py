@@ -45,8 +45,8 @@ from vitreous.tape.output import OutputReader
 
 PRECISIONS = ("model", "bf16")
 
-# Maps in bfloat16 must rank the patches of every photo as those in float32 do, up to this rank correlation. Which
-# spellings do is declared where a method is registered (``bf16=``) and was measured on a trained ViT-Ti/16:
+# Smallest rank correlation between maps in bfloat16 and in float32, over all images. Methods declare the spellings that
+# reach it when they are registered (``bf16=``); measured on a trained ViT-Ti/16:
 # docs/speed/precision.json, written by benchmarks/precision_and_compile.py.
 TOLERANCE = 0.99
 
@@ -71,7 +71,7 @@ def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) 
     refused = [recipe.spelling for recipe in recipes if recipe.spelling not in fit]
     if refused:
         reason = (
-            f"was not found to rank patches in bf16 as in float32 (rank correlation {TOLERANCE} or more on every photo)"
+            f"was not found to rank patches in bf16 as in float32 (rank correlation {TOLERANCE} or more on every image)"
         )
         raise RefusedMethodsError(
             f"{refused[0]} {reason}: leave out precision. Methods that do: {', '.join(sorted(fit))}",
@@ -81,7 +81,7 @@ def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) 
 
 
 def compiled(model: nn.Module) -> Callable[..., Any]:
-    """The model by ``torch.compile``; it is compiled when it is first asked, and not again for the same model."""
+    """Return the model wrapped in ``torch.compile``, which compiles it at its first run."""
     fast = torch.compile(model)
 
     def run(*arguments: Any, **options: Any) -> Any:
@@ -116,38 +116,38 @@ def explain(
     compile: bool = False,  # noqa: A002 - what torch calls it
     stage: int | None = None,
 ) -> Explanation:
-    """Explain why ``model`` says a class of each image.
+    """Explain the prediction of ``model`` for each image.
 
     Args:
-        model: any ``nn.Module`` that is a Vision Transformer inside, a name that ``load_model`` understands, or a pair
-            of a model and what tells how photos become its input: a ``Preprocessing``, an image processor of
-            transformers, torchvision's weights or their ``transforms()``.
-        images: a preprocessed tensor (batch, 3, height, width), of volumes (batch, channels, depth, height, width), of
-            clips also (batch, frames, channels, height, width); PIL images, uint8 arrays (height, width, 3) or paths
-            where it is known how photos become the input: with a name, a pair, or a model that timm made.
+        model: any ``nn.Module`` that contains a Vision Transformer, a name that ``load_model`` accepts, or a pair of a
+            model and its preprocessing: a ``Preprocessing``, an image processor of transformers, torchvision weights or
+            their ``transforms()``.
+        images: a preprocessed tensor (batch, 3, height, width); for 3-D models (batch, channels, depth, height, width)
+            or (batch, frames, channels, height, width). PIL images, uint8 arrays (height, width, 3) and paths are
+            accepted if the preprocessing is known: for a name, a pair, or a timm model.
         methods: spellings, ``name[.aggregation...][:option=value,...]``. All of them share one forward pass.
-            ``None`` for twoscale and the one of decompx.skipplus, tokentm, gae and fullgrad_plus:rule=libra whose ranks
-            agree least with it, over all these images; what the model does not allow is left out with a warning, and
-            the first that it allows takes its place. ``"auto"`` tries seven candidates (tokentm, gradtoken,
-            decompx.skipplus, gae, fullgrad_plus:rule=libra, decompx.skipplus.propagate and twoscale) and keeps the one
-            that the model's answers to parts of the images speak for most: some eight forward passes more; see
+            ``None`` for twoscale and the runner-up that agrees least with it: that of decompx.skipplus, tokentm, gae and
+            fullgrad_plus:rule=libra with the lowest rank correlation over all images. Methods that do not support the
+            model are skipped with a warning. ``"auto"`` tries seven candidates (tokentm, gradtoken, decompx.skipplus,
+            gae, fullgrad_plus:rule=libra, decompx.skipplus.propagate and twoscale) and keeps the most faithful one,
+            measured by running the model on parts of the images: about eight more forward passes; see
             ``vitreous.trust``.
         target: the class to explain: ``None`` for the predicted one, one for all images, one per image ``(batch,)``, or
-            several per image ``(batch, k)``; by number, or by name where the model's class names are known. In the
-            place of a class a target of ``vitreous.targets``, such as ``Contrast("tabby", "tiger cat")``, or its
-            spelling ``"tabby vs tiger cat"``.
+            several per image ``(batch, k)``; by index, or by name if the model's class names are known. Instead of a
+            class, a target of ``vitreous.targets``, such as ``Contrast("tabby", "tiger cat")``, or its spelling
+            ``"tabby vs tiger cat"``.
         topk: instead of ``target``, the k most likely classes of each image.
-        outputs: what the model's outputs are: ``logits`` (softmax; sigmoid of a single one), ``probabilities`` (the
+        outputs: kind of the model's outputs: ``logits`` (softmax; sigmoid for a single output), ``probabilities`` (the
             model ends in its own softmax or sigmoid), ``sigmoid`` (multi-label logits) or ``value`` (no probability).
-            ``None`` for what the model's configuration says; probabilities are recognised, with a warning.
-        output: which part of what the model returns is explained, where that is a dictionary, tuple or dataclass: a
-            name (``"dog_head"``) or path (``"heads.dog"``), a place, or a function.
-        call: how the model is called, where it takes more than the images: ``lambda model, x: model(x, extra)``.
-        precision: ``bf16`` runs the model's matrix products in bfloat16, for methods whose maps survive that; others
-            are refused.
-        compile: ask a compiled model where methods ask it again (perturbation); what is recorded runs as it is.
-        stage: of a hierarchical model, the stage whose blocks are read, counted from 0 or, below 0, from the end; the
-            map has that stage's grid. ``None`` for the last one with several tokens.
+            ``None`` takes it from the model's configuration; probabilities are detected, with a warning.
+        output: the part of the model's output to explain, if that is a dictionary, tuple or dataclass: a name
+            (``"dog_head"``), path (``"heads.dog"``), index or function.
+        call: how to call a model that takes more than the images: ``lambda model, x: model(x, extra)``.
+        precision: ``bf16`` runs the model's matrix products in bfloat16; methods whose maps would change are refused.
+        compile: use a compiled model for the additional forward passes of perturbation methods; recorded passes are not
+            compiled.
+        stage: stage of a hierarchical model to read, counted from 0, or from the end if negative; the map has the grid
+            of that stage. ``None`` for the last stage with more than one token.
 
     Returns:
         Raw signed scores of every patch for every method, (batch, patches) or (batch, k, patches).
@@ -163,9 +163,7 @@ def explain(
     auto = _is_auto(methods)
     recipes = find_recipes(_spellings(methods))
     if auto and not (call is None and output is None):
-        raise MethodError(
-            f"methods={AUTO!r} asks the model again, which is not possible with call= or output=: name the methods"
-        )
+        raise MethodError(f"methods={AUTO!r} cannot be combined with call= or output=: name the methods")
     check_outputs(outputs)
     if holds_prompts(target):
         dual = find_dual_encoder(model)
@@ -253,7 +251,7 @@ def _agreement(one: Tensor, other: Tensor) -> float:
 
 
 def _is_auto(methods: Any) -> bool:
-    """Whether the method is to be chosen by what the model says to parts of the images."""
+    """Whether the method is to be chosen by running the model on parts of the images."""
     return methods == AUTO or (isinstance(methods, list | tuple) and list(methods) == [AUTO])
 
 
@@ -383,7 +381,7 @@ def run_allowed(run: Callable[[list[Recipe]], Found], recipes: list[Recipe], *, 
     """Run methods; those that are ``optional`` and that the model does not allow are left out, with a warning.
 
     Raises:
-        UnsupportedModelError: none is left, or one was asked for by the caller.
+        UnsupportedModelError: no method supports the model, or one that is not optional does not.
     """
     if not optional:
         return Allowed(recipes, run(recipes), {})
@@ -396,32 +394,32 @@ def run_allowed(run: Callable[[list[Recipe]], Found], recipes: list[Recipe], *, 
     if not trials.served:
         raise next(iter(trials.errors.values()))
     if trials.errors:
-        told = "; ".join(f"{name} is left out: {reason}" for name, reason in trials.reasons.items())
-        warn_caller(f"of the methods that are used where none is asked for, {told}")
+        skipped = "; ".join(f"{name} is left out: {reason}" for name, reason in trials.reasons.items())
+        warn_caller(f"some of the default methods do not support this model: {skipped}")
     # Those that had to be run one by one to find which of them fails are run together for one result.
     found = trials.results[0] if len(trials.results) == 1 else run_some(trials.served)
     return Allowed([by_spelling[spelling] for spelling in trials.served], found, trials.reasons)
 
 
 def find_recipes(methods: str | Sequence[str]) -> list[Recipe]:
-    """What one or several spellings stand for, each once."""
+    """Parse one or several spellings, without duplicates."""
     given = [methods] if isinstance(methods, str) else methods
     spellings = list(given) if isinstance(given, Iterable) else None
     if spellings is None or not all(isinstance(spelling, str) for spelling in spellings):
         raise MethodError(f"methods must be a spelling or a list of spellings, not {short_repr(methods)}")
     if not spellings:
-        raise MethodError("no method was asked for")
-    # By spelling, for blanks around it are not part of it.
+        raise MethodError("no method was given")
+    # By the parsed spelling: surrounding blanks are removed.
     return list({recipe.spelling: recipe for recipe in map(parse, spellings)}.values())
 
 
 def network_of(model: LoadedModel | nn.Module) -> nn.Module:
-    """The network that can be listened to: in evaluation mode, and not compiled; the model given is not switched."""
+    """Return an evaluation-mode, uncompiled copy of the network that shares its weights; the model is unchanged."""
     return evaluation_copy(module_of(model))
 
 
 def module_of(model: LoadedModel | nn.Module) -> nn.Module:
-    """The network that was given."""
+    """Return the network of a model as it was given."""
     network = model.model if isinstance(model, LoadedModel) else model
     if not isinstance(network, nn.Module):
         raise InputError(f"model must be an nn.Module or a name, not {type(network).__name__}")
@@ -434,7 +432,7 @@ def declared_outputs(loaded: LoadedModel | nn.Module) -> OutputActivation | None
 
 
 def stage_of(model: LoadedModel | nn.Module) -> int | None:
-    """The stage of a hierarchical model that is read where none is asked for."""
+    """Return the default stage of a hierarchical model."""
     return model.stage if isinstance(model, LoadedModel) else None
 
 

@@ -192,7 +192,7 @@ class InspectedAttention:
         step: the step of the run that gives its output.
         queries: how many tokens look.
         keys: how many tokens each of them looks at.
-        heads: how many heads it has; ``None`` where they cannot be told from windows.
+        heads: how many heads it has; ``None`` if they cannot be distinguished from windows.
         windows: in how many windows tokens attend to each other; 1 where all tokens do.
     """
 

@@ -56,14 +56,14 @@ def run_unrecorded(
     parts: Sequence[slice],
     settings: RunSettings,
 ) -> RawResult:
-    """Run such methods for given classes, some images after the others.
+    """Run such methods for given classes, one part of the batch after another.
 
-    The logits are computed now only where nobody says what the outputs are, and they may be probabilities.
+    The logits are computed immediately only if the kind of outputs is not declared and they may be probabilities.
 
     Raises:
         TargetError: the target is wrong.
         UnsupportedModelError: the model has no gradients where they are needed.
-        InputError: the outputs are not what they are said to be.
+        InputError: the outputs are not of the declared kind.
     """
     # How many classes there are shows in the first run, and is checked then.
     unknown = images.new_empty(1, 1).expand(len(images), _ANY_CLASSES)
@@ -82,8 +82,8 @@ def run_unrecorded(
             found[recipe.spelling].append(torch.stack(maps, dim=1) if targets.several else maps[0])
         whole.note_layout(runner.layout)
     logits, deferred = output.expand(len(images), -1), DeferredLogits(network, whole)
-    said = settings.outputs or whole.scale
-    recognising = said is None and in_unit_interval(logits)
+    declared = settings.outputs or whole.scale
+    recognising = declared is None and in_unit_interval(logits)
     if recognising:
         logits = deferred.compute()
     return RawResult(
@@ -92,7 +92,7 @@ def run_unrecorded(
         layout=whole.layout,
         scores={name: torch.cat(maps) for name, maps in found.items()},
         family=type(network).__name__,
-        scale=find_outputs(network, images, logits, said, settings.reader),
+        scale=find_outputs(network, images, logits, declared, settings.reader),
         deferred=None if recognising else deferred,
     )
 
@@ -178,8 +178,8 @@ def target_reader(network: nn.Module, inputs: Inputs, targets: TargetObjects, se
     part = settings.reader.part
 
     def find_scale(logits: Tensor) -> OutputActivation | None:
-        said = settings.outputs or scale_of(network)
-        return find_outputs(network, inputs, logits, said, OutputReader(part))
+        declared = settings.outputs or scale_of(network)
+        return find_outputs(network, inputs, logits, declared, OutputReader(part))
 
     size = (inputs.shape[-2], inputs.shape[-1]) if isinstance(inputs, Tensor) else (0, 0)
     return TargetReader(part, targets.rows, find_scale, size)

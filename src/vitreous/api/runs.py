@@ -132,38 +132,38 @@ def find_outputs(
     network: nn.Module,
     inputs: Inputs,
     logits: Tensor,
-    said: OutputActivation | None,
+    declared: OutputActivation | None,
     reader: OutputReader = CLASS_SCORES,
 ) -> OutputActivation | None:
-    """What a model's outputs are: what was said of them, or else what they look like.
+    """Find the kind of a model's outputs: as declared, or else detected.
 
     Args:
         network: the model.
-        inputs: what it was given.
+        inputs: its inputs.
         logits: its outputs for these, (batch, classes).
-        said: what the caller or the model's configuration says.
-        reader: how they were read.
+        declared: the kind given by the caller or the model's configuration.
+        reader: how the outputs were read.
 
     Returns:
-        ``None`` where nothing is said and the outputs do not look like probabilities: they are logits then.
+        ``None`` if nothing is declared and the outputs do not look like probabilities: they are logits.
 
     Raises:
-        InputError: it is said that they are probabilities, and they are not between 0 and 1.
+        InputError: probabilities are declared, but the outputs are not between 0 and 1.
     """
-    if said == "probabilities" and not in_unit_interval(logits):
+    if declared == "probabilities" and not in_unit_interval(logits):
         raise InputError(
             f"outputs=probabilities was given, but the outputs of {type(network).__name__} go from "
             f"{float(logits.min()):.3g} to {float(logits.max()):.3g}: give outputs=logits, sigmoid or value"
         )
-    if said is not None:
-        return said
+    if declared is not None:
+        return declared
     reason = _reason(network, inputs, logits, reader)
     if reason is None:
         return None
     warn_caller(
         f"the outputs of {type(network).__name__} {reason}, so they are taken as probabilities: no softmax is applied, "
         "and gradients are those of the probabilities (without its last activation, the model's logits would be "
-        'explained). outputs="probabilities" confirms this, outputs="logits", "sigmoid" or "value" says otherwise'
+        'explained). Pass outputs="probabilities" to confirm, or outputs="logits", "sigmoid" or "value"'
     )
     return "probabilities"
 
@@ -183,7 +183,7 @@ def _reason(network: nn.Module, inputs: Inputs, logits: Tensor, reader: OutputRe
     with _Sigmoids() as sigmoids:
         try:
             others = runner.logits(changed)
-        except (*FAILURES, InputError):  # the model cannot do with these inputs, which nobody asked for
+        except (*FAILURES, InputError):  # the model does not accept the changed inputs
             others = logits[:0]
     if are_probabilities(torch.cat([logits, others])):
         return "lie between 0 and 1 and add up to 1"
@@ -191,7 +191,7 @@ def _reason(network: nn.Module, inputs: Inputs, logits: Tensor, reader: OutputRe
 
 
 def _changed(inputs: Inputs, count: int) -> Inputs | None:
-    """One to three other inputs of the same kind: a picture mirrored or negated, a text backwards."""
+    """One to three other inputs of the same kind: an image flipped or negated, a text reversed."""
     if isinstance(inputs, Texts):
         numbers = inputs.parts.get("input_ids")
         return None if numbers is None else replace(inputs, parts={**inputs.parts, "input_ids": numbers.flip(-1)})

@@ -305,7 +305,7 @@ class Architecture:
         steps: how many steps the run had.
         operations: what each step does; a run that does something else is another one.
         in_place: the steps that change the stream of the blocks in place.
-        scale: what its outputs are, where its configuration says so.
+        scale: kind of its outputs, if its configuration declares it.
         pooling: attention calls behind the stage that is read.
         chosen: the stage that the caller chose, if one was.
         later: attention calls in the blocks of later stages.
@@ -334,7 +334,7 @@ class Architecture:
     read_layers: Mapping[int, int] = field(default_factory=dict)
 
     def with_outputs(self, outputs: OutputActivation | None) -> Architecture:
-        """The same model with declared outputs, whatever its configuration says; ``None`` changes nothing."""
+        """The same model with declared outputs, overriding its configuration; ``None`` changes nothing."""
         return self if outputs is None else replace(self, scale=outputs)
 
     @property

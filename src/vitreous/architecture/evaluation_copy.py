@@ -1,25 +1,24 @@
-"""Running a model in evaluation mode without touching it: a copy of its modules that shares its weights.
+"""Run a model in evaluation mode without modifying it: a copy of its modules that shares its weights.
 
-Switching a model's flags and switching them back has three faults: an interrupt in between leaves them switched,
-another thread that trains the model trains without dropout meanwhile, and several users of one model have to be
-counted. So nothing is switched. A model that is in evaluation mode already runs as it is. Of any other one the modules
-are copied, with ``training`` off: a module is a dictionary of attributes, and its parameters, buffers and other values
-stay the same objects. There is nothing to restore when the run ends.
+Calling ``eval()`` and ``train()`` around a run has three problems: an interrupt in between leaves the model switched,
+another thread that trains the model trains without dropout meanwhile, and nested uses of one model have to be counted.
+So nothing is switched. A model in evaluation mode is used as it is. The modules of any other model are copied with
+``training`` set to false; parameters, buffers and other attributes stay the same objects. There is nothing to restore
+when the run ends.
 
 Intercepting functions such as dropout would not be enough: stochastic depth, distillation heads and gradient
-checkpointing ask ``self.training`` in Python. A property ``training`` on ``nn.Module`` that depends on the thread would
-reach them all, but would change torch for everybody.
+checkpointing read ``self.training`` in Python. A thread-dependent property ``training`` on ``nn.Module`` would reach
+them all, but would change torch for the whole process.
 
-Modules also know each other by other ways than as children: lists of modules, bound methods and partials that replace
-``forward``, functions that hold a module in a closure, weak references. Those are made anew for the copy where they
-lead to a module of the model. Hooks run as they are, with the copy as their module. What cannot be followed (an object
-of one's own that holds a module, a global variable) is heard when it runs, and refused: see ``originals_of``.
+Modules also reference each other in other ways than as children: lists of modules, bound methods and partials that
+replace ``forward``, closures, weak references. These are rebuilt for the copy where they refer to a module of the
+model. Hooks run unchanged, with the copy as their module. References that cannot be rebuilt (a custom object that holds
+a module, a global variable) are detected when an original module runs, and refused: see ``originals_of``.
 
 Masked autoencoders (ViT-MAE of transformers) drop random patches in evaluation mode too. Their copy keeps all patches,
 in order.
 
-Compiled parts run as they are written, for a compiled function does not call the functions it was made from, so that
-nothing could be heard.
+Compiled parts are run uncompiled, because a compiled function does not call the functions that are intercepted.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from torch import Tensor, nn
 from vitreous.errors import UnsupportedModelError
 
 _Found = TypeVar("_Found")
-# Dropout and stochastic depth; recomputing activations in the backward pass, where nobody listens any more.
+# Dropout and stochastic depth; recomputation in the backward pass, where nothing is recorded any more.
 _SWITCHES = ("training", "grad_checkpointing")
 _MASKING = "random_masking"
 _SHARED = frozenset({"_parameters", "_buffers", "_non_persistent_buffers_set"})
@@ -54,7 +53,7 @@ _ORIGINAL: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakre
 
 
 def evaluation_copy(model: nn.Module) -> nn.Module:
-    """The model itself where it is in evaluation mode and not compiled, otherwise a copy that is, of the same weights.
+    """Return the model itself if it is in evaluation mode and not compiled, otherwise such a copy with shared weights.
 
     Raises:
         UnsupportedModelError: a scripted part is in training mode.

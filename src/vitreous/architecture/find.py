@@ -63,25 +63,25 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         sizes = " x ".join(map(str, next(reader for reader in seen if reader.stage.attention).stage.root.shape))
         several = trace.batch > 1
         raise UnsupportedModelError(
-            f"the blocks of {name} run over {sizes} numbers where it was given {trace.batch} "
-            f"image{'s' if several else ''}: images are joined, repeated or cut up inside of it, so that no row of "
-            f"tokens is one image's; explain {'one image at a time, or ' if several else ''}the model inside"
+            f"the blocks of {name} run on a tensor of shape {sizes} for {trace.batch} "
+            f"image{'s' if several else ''}: images are joined, repeated or split inside it, so tokens cannot be "
+            f"assigned to images; explain {'one image at a time, or ' if several else ''}the inner model"
         )
     if not readers and calls and _sums_of_rows(trace, calls):
         raise UnsupportedModelError(
-            f"images and tokens of {name} lie in one axis where they are added, (images x tokens, channels), so that "
-            "it is not known which token is whose; keep the stream as (images, tokens, channels)"
+            f"the residual stream of {name} has images and tokens in one axis, (images x tokens, channels), so tokens "
+            "cannot be assigned to images; keep the stream as (images, tokens, channels)"
         )
     if not readers and calls:
         raise UnsupportedModelError(
-            f"{name} has no single residual stream of tokens: it attends, but what attention gives is not added to the "
-            "tokens that it was given (several streams are mixed, as in hyper-connections, or tokens are weighed sums "
-            "over earlier blocks), so no method here serves it"
+            f"{name} has no single residual stream of tokens: the output of attention is not added to its input tokens "
+            "(several streams are mixed, as in hyper-connections, or tokens are weighted sums over earlier blocks), so "
+            "no method supports it"
         )
     if not readers:
         raise UnsupportedModelError(
-            f"{name} has no residual stream of tokens: no sum of tokens with something that was made from them was "
-            "seen in its run, so no method here serves it"
+            f"{name} has no residual stream of tokens: its run never adds a branch to the tokens it was computed from, "
+            "so no method supports it"
         )
     stages = [
         StreamStage(reader.grid, reader.channels, _without_unread(reader.blocks(), trace), reader.places)
@@ -90,8 +90,8 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
     chosen = _choose(readers, stages, trace.batch, calls) if stage is None else _checked(stage, stages, name)
     if readers[chosen].holds_several_streams:
         raise UnsupportedModelError(
-            f"{name} keeps several streams of tokens side by side (as hyper-connections do) and attends to one of them "
-            "or to a mixture, so that it has no single residual stream of tokens; no method here serves it"
+            f"{name} keeps several streams of tokens side by side (as hyper-connections do), so it has no single "
+            "residual stream of tokens; no method supports it"
         )
     owned = {call.output_step for each in readers for call in each.stage.attention}
     blocks = stages[chosen].blocks

@@ -57,7 +57,7 @@ def linear_norm(module: nn.Module | None) -> LinearNorm | None:
     What is not torch's own LayerNorm is tried on two tokens: every library has an RMSNorm of its own, by many names,
     and some multiply by 1 + weight.
     """
-    if isinstance(module, nn.Identity):  # ModernBERT has none in its first block, for its embeddings have one
+    if isinstance(module, nn.Identity):  # ModernBERT has no norm in its first block: its embeddings have one
         return LinearNorm(weight=None, bias=None, eps=0.0, centred=False, divides=False)
     if module is None:
         return None
@@ -122,7 +122,7 @@ def _answer(module: nn.Module, tokens: Tensor) -> Tensor | None:
 
 
 def _named_eps(module: nn.Module) -> float | None:
-    """What a norm says that it adds to the variance; torch's RMSNorm may not say."""
+    """Return the epsilon that a norm adds to the variance; torch's RMSNorm may have none."""
     named = (getattr(module, name, None) for name in ("eps", "variance_epsilon", "epsilon"))
     return next((float(eps) for eps in named if isinstance(eps, int | float)), None)
 

@@ -40,7 +40,7 @@ ACTIVATION_SLOPES = {"gelu": 0.5, "silu": 0.5, "relu": 0.0, "relu6": 0.0, "hards
 
 
 class NotLinearError(Exception):
-    """What stands between the heads and the stream is no linear map of every token by itself; says why."""
+    """The path from the heads to the stream is not a linear map of each token; the message gives the reason."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class HeadMaps:
         if channels is None:  # tokens in windows, perhaps
             channels = _channels_along(numbers, -1)
         if channels is None:
-            raise NotLinearError("their channels cannot be followed to the stream's")
+            raise NotLinearError("their channels cannot be traced to those of the stream")
         found.append(PathStep(write.step.number, "sum", _position(write.step, write.summed), axes, channels))
         return HeadPath(tuple(found), call.output_step if call.spelling == "multi_head" else None)
 
@@ -178,7 +178,7 @@ class HeadMaps:
             return "factor"
         kind = self._sum_kind(step, result, given) if name in SUM else _kind_of_one(step, given[0], len(result.shape))
         if kind is None or (step.in_place and kind not in {"same", "sum"}):
-            raise NotLinearError(f"{name}() stands between them, which is no linear map of every token by itself")
+            raise NotLinearError(f"{name}() is between them, which is not a linear map of each token")
         return kind
 
     def _sum_kind(self, step: Step, result: Value, given: list[Value]) -> PathKind | None:
@@ -188,7 +188,7 @@ class HeadMaps:
             return "same" if plain else "sum"
         if len(given) == 2 and self._takes_off_mean(step):
             return "centre"
-        raise NotLinearError(f"what they give goes several ways, which meet in {step.operation}()")
+        raise NotLinearError(f"their output takes several paths, which join in {step.operation}()")
 
     def _handed_on(self, heads: Value, step: Step, result: Value, given: list[Value]) -> Value:
         """Which of its operands a step hands on; O itself where parts of it, moved alone, are put together again."""
@@ -199,7 +199,7 @@ class HeadMaps:
         ways = self._linear_ways(heads, given)
         if len(ways) == 1 and step.operation in JOIN:
             return ways[0]
-        raise NotLinearError(f"what they give goes several ways, which meet in {step.operation}()")
+        raise NotLinearError(f"their output takes several paths, which join in {step.operation}()")
 
     def _weighed(self, heads: Value, step: Step, given: list[Value]) -> Value:
         """Which factor of a product is the token; the other one is a gate or a statistic that is held constant."""
@@ -237,7 +237,7 @@ class HeadMaps:
             return _Numbers(*(table.reshape(heads.shape) for table in (image, token, channel)))
         by_head = self.arranged_output(call, places)
         if by_head is None:
-            raise NotLinearError("how images and heads lie in their output is not known")
+            raise NotLinearError("the axes of images and heads in their output are not known")
         width = by_head.shape[1] * by_head.shape[3]
         ordered = by_head.transpose(1, 2).flatten(2)  # (image, token, channel)
         tables = torch.unravel_index(torch.arange(ordered.numel()), (*ordered.shape[:2], width))
@@ -422,7 +422,7 @@ def _behind(kind: PathKind, axis: int, numbers: _Numbers, axes: TokenAxes | None
         assert axes is not None
         return replace(numbers, channel=axes.channel_numbers(result.shape))
     if len(sizes) != numbers.image.dim():
-        raise NotLinearError("a linear layer changes the axes of what they give")
+        raise NotLinearError("a linear layer changes the axes of their output")
     image, token = (table.narrow(axis, 0, 1).expand(sizes) for table in (numbers.image, numbers.token))
     view = [1] * len(sizes)
     view[axis] = sizes[axis]

@@ -139,5 +139,5 @@ def _traced(model: nn.Module, inputs: Inputs) -> Trace:
                 raise failed_inside(type(model).__name__, error) from error
             raise failed_on(model, inputs, error) from error
     if not tracer.trace.steps:
-        raise UnsupportedModelError(f"{type(model).__name__} does nothing with its input that can be seen")
+        raise UnsupportedModelError(f"{type(model).__name__} calls no PyTorch function on its input that can be traced")
     return tracer.trace

@@ -71,7 +71,7 @@ def is_flex_attention(func: Callable[..., Any]) -> bool:
 
 
 def checks_for_kernel(func: Callable[..., Any], caller: FrameType) -> bool:
-    """Whether ``flex_attention`` asks for gradients, for which it has no kernel on a processor; none will be used."""
+    """Whether ``flex_attention`` would need gradients, for which it has no CPU kernel; they are not used here."""
     return func.__name__ == "__get__" and func == _REQUIRES_GRAD and caller.f_globals.get("__name__") == _MODULE
 
 
@@ -312,7 +312,7 @@ class Trace:
         calls: the module calls, in the order in which they began.
         output: the model's output.
         stale: values that were read after their memory had been changed through another tensor.
-        roots: what ``root_of`` found, by the index of a value; it is asked again and again.
+        roots: what ``root_of`` found, by the index of a value, as a cache.
     """
 
     batch: int

@@ -42,7 +42,7 @@ def _handle_termination() -> None:
 
 
 def _hide_foreign_progress() -> None:
-    """Turn off the progress bars of other libraries, which have to be told before they are imported."""
+    """Turn off the progress bars of other libraries, which read this setting when they are imported."""
     for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
         os.environ.setdefault(name, "1")
 

@@ -169,7 +169,7 @@ def _print_table(results: Results, console: Console, *, published: bool) -> None
     print_line(
         console, f"[low, high]: 95% confidence interval; ≈: not distinguishable from the best (*); per image: {folder}"
     )
-    print_line(console, f"report with curves and pictures: vitreous report {folder}", "dim")
+    print_line(console, f"report with curves and images: vitreous report {folder}", "dim")
 
 
 def _print_failures(results: Results, console: Console) -> None:

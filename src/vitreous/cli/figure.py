@@ -125,7 +125,7 @@ def figure(
     dpi: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Pixels per inch of a PNG, and the least of pictures in PDF and SVG.", show_default="300"
+            metavar="N", help="Pixels per inch of a PNG, and the minimum of images in PDF and SVG.", show_default="300"
         ),
     ] = None,
     font: Annotated[
@@ -149,7 +149,7 @@ def figure(
         ),
     ] = None,
     context: Annotated[
-        bool, typer.Option("--context", help="Show the whole photo, dimmed where the model did not see it.")
+        bool, typer.Option("--context", help="Show the whole image, dimmed where the model did not see it.")
     ] = False,
     shared_scale: Annotated[
         bool | None,

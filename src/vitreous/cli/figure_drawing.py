@@ -246,10 +246,10 @@ def _two_classes(job: _FigureJob) -> tuple[int, int]:
         assert isinstance(first, int)
         assert isinstance(second, int)
         return first, second
-    asked = job.target if isinstance(job.target, Target) else Contrast(job.target)
-    if len(job.targets) == 2 or not isinstance(asked, Contrast):
+    target = job.target if isinstance(job.target, Target) else Contrast(job.target)
+    if len(job.targets) == 2 or not isinstance(target, Contrast):
         raise TargetError("the figure 'contrast' shows two classes: --target A --target B, or --target 'A vs B'")
-    found = vitreous.explain(job.model, [job.image], "ixg", asked).targets[0]
+    found = vitreous.explain(job.model, [job.image], "ixg", target).targets[0]
     assert isinstance(found, Contrast)
     assert isinstance(found.index, int)
     assert isinstance(found.other, int)

@@ -184,12 +184,17 @@ def methods(
         ),
     ] = None,
     family: Annotated[str | None, typer.Option(metavar="NAME", help="List the methods of one family only.")] = None,
+    patents: Annotated[
+        bool,
+        typer.Option(help="--no-patents leaves out methods that their authors call patented. No legal advice."),
+    ] = True,
     as_json: JsonOption = False,
     plugin: PluginOption = None,
     _debug: DebugOption = False,
 ) -> None:
     """List the explanation methods, one line each; `vitreous methods NAME` shows the paper and options of one."""
-    listed = _select_methods(load_methods(plugin or []), words or [], family)
+    known = [method for method in load_methods(plugin or []) if patents or "patent" not in method]
+    listed = _select_methods(known, words or [], family)
     if as_json:
         print_json(listed)
         return

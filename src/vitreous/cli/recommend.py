@@ -1,4 +1,4 @@
-"""``vitreous recommend``: measure methods on a sample of one's own photos and say which to use for what."""
+"""``vitreous recommend``: measure methods on a sample of images and recommend one per purpose."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ if TYPE_CHECKING:
 def recommend(
     *,
     model: Annotated[str, typer.Argument(help="A model by name: demo, timm/NAME, timm/NAME@FILE, hf/ID or hf/FOLDER.")],
-    data: Annotated[str, typer.Argument(help="A folder of photos, or KIND:PATH, see `vitreous datasets`.")],
+    data: Annotated[str, typer.Argument(help="A folder of images, or KIND:PATH, see `vitreous datasets`.")],
     methods: Annotated[
         list[str] | None,
         typer.Option("--methods", "--method", help=METHODS_HELP, show_default="the candidates of --methods auto"),
     ] = None,
-    limit: Annotated[int, typer.Option(min=2, help="Photos: a stratified or, without labels, random sample.")] = 16,
+    limit: Annotated[
+        int, typer.Option(min=2, help="Number of images: a stratified sample, or a random one without labels.")
+    ] = 16,
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder of all runs, one subfolder per run.")] = Path(
         "vitreous-runs"
     ),
@@ -49,9 +51,9 @@ def recommend(
     as_json: JsonOption = False,
     _debug: DebugOption = False,
 ) -> None:
-    """Measure methods on a sample of your own photos and say which to use for which purpose.
+    """Measure methods on a sample of your images and recommend one for each purpose.
 
-    Controls stand beside them; where nothing beats them, that is said. The same command resumes an interrupted run.
+    A method is recommended only if it beats the controls. The same command resumes an interrupted run.
     """
     import vitreous  # noqa: PLC0415  # these import torch
     from vitreous.evaluation.store.run import ModelChoice  # noqa: PLC0415
@@ -74,14 +76,14 @@ def recommend(
     output.print(_table(found))
     for line in str(found).splitlines():
         print_line(output, line)
-    print_line(output, f"report with curves and pictures: vitreous report {found.folder}", "dim")
+    print_line(output, f"report with curves and images: vitreous report {found.folder}", "dim")
 
 
 def _table(found: Recommendation) -> Table:
     from rich.table import Table  # noqa: PLC0415
 
     names = list(found.rows[0].metrics)
-    table = Table(title=f"{found.model}, {found.photos} photos", title_justify="left")
+    table = Table(title=f"{found.model}, {found.photos} images", title_justify="left")
     table.add_column("method", no_wrap=True)
     for name in (*names, "x forward"):
         table.add_column(name)

@@ -68,7 +68,7 @@ def similar(
 ) -> None:
     """Explain why images are similar: which patches of two match, or the nearest neighbours in a folder.
 
-    Writes a picture, the numbers as JSON, and the raw scores.
+    Writes an image, the numbers as JSON, and the raw scores.
     """
     methods = split_spellings(method) if method else None
     channel_mean, channel_std = parse_channels(mean, "--mean"), parse_channels(std, "--std")
@@ -113,4 +113,4 @@ def _print(found: dict[str, Any], console: Console) -> None:
         for pair in found["pairs"][:_PRINTED_PAIRS]:
             first, second = (f"row {row}, column {column}" for row, column in (pair["first"], pair["second"]))
             print_line(console, f"match:   {first} with {second} ({pair['score']:+.3g})")
-    print_line(console, f"picture: {found['picture']}")
+    print_line(console, f"image:   {found['picture']}")

@@ -89,7 +89,7 @@ def _match(request: SimilarRequest, first: Path, second: Path) -> dict[str, Any]
     model = _load(request)
     found = vitreous.match_patches(model, images[0], images[1], (request.methods or (_MATCH_METHOD,))[0])
     pairs = found.pairs(request.pairs)
-    told = {
+    report = {
         "model": request.model,
         "method": found.method,
         "images": [str(first), str(second)],
@@ -103,8 +103,8 @@ def _match(request: SimilarRequest, first: Path, second: Path) -> dict[str, Any]
     with atomic_folder(request.out, overwrite=True) as folder:
         picture.save(folder / "match.png")
         np.save(folder / "scores.npy", found.scores.cpu().numpy())
-        write_text(folder / "match.json", json.dumps(told, indent=1))
-    return {**told, "folder": str(request.out), "picture": str(request.out / "match.png")}
+        write_text(folder / "match.json", json.dumps(report, indent=1))
+    return {**report, "folder": str(request.out), "picture": str(request.out / "match.png")}
 
 
 def draw_match(found: PatchMatch, images: Sequence[Image.Image], pairs: int) -> Image.Image:
@@ -147,7 +147,7 @@ def _neighbours(request: SimilarRequest, query: Path, files: Sequence[Path]) -> 
         raise InputError(f"{request.other} holds no image besides {query.name}")
     model = _load(request)
     found = vitreous.similar(model, query, list(files), request.methods or _NEIGHBOUR_METHODS, k=request.k)
-    told = {
+    report = {
         "model": request.model,
         "methods": list(found.query.methods),
         "image": str(query),
@@ -161,8 +161,8 @@ def _neighbours(request: SimilarRequest, query: Path, files: Sequence[Path]) -> 
     picture = request.out / "neighbours.png"
     draw_neighbours(found, query.name).save(picture)
     with atomic_file(request.out / "neighbours.json") as draft:
-        draft.write_text(json.dumps(told, indent=1))
-    return {**told, "folder": str(request.out), "picture": str(picture)}
+        draft.write_text(json.dumps(report, indent=1))
+    return {**report, "folder": str(request.out), "picture": str(picture)}
 
 
 def draw_neighbours(found: SimilarImages, name: str) -> Any:

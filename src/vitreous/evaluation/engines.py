@@ -173,8 +173,8 @@ def _start(store: Store) -> subprocess.Popen[bytes]:
 def _tell(process: subprocess.Popen[bytes], run: Run) -> None:
     """Send the run to a worker."""
     assert process.stdin is not None
-    with process.stdin as told:
-        told.write(json.dumps(run.as_json()).encode())
+    with process.stdin as stream:
+        stream.write(json.dumps(run.as_json()).encode())
 
 
 def _watch(store: Store, processes: Sequence[subprocess.Popen[bytes]], progress: ProgressCallback) -> None:
@@ -305,7 +305,7 @@ def _check_that_a_node_has(ray: Any, threads: int) -> None:
     if 0 < largest < threads:
         raise RunError(
             f"a task takes {threads} processors, one for each thread, and the largest node of the Ray cluster has "
-            f"{largest}: give --threads {largest} or fewer and another --out, for a run keeps its number of threads"
+            f"{largest}: give --threads {largest} or fewer and another --out, because a run keeps its number of threads"
         )
 
 

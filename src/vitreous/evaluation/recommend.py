@@ -1,7 +1,6 @@
-"""``recommend``: which method to use for which purpose, measured on a small sample of the user's own photos.
+"""``recommend``: the method to use for each purpose, measured on a small sample of the user's images.
 
-What is measured is what ``evaluate`` measures: the same tasks, controls, intervals and paired tests, in a run of its
-own that can be stopped and resumed.
+It is a resumable run of ``evaluate``, with the same tasks, controls, intervals and paired tests.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ _STEPS = (10, 30, 50, 70, 90)
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured of one row.
+    """The measurements of one method or control.
 
     Attributes:
         method: its spelling.
         control: whether it is a control, which explains nothing.
-        metrics: by metric, mean, interval and number of photos.
-        cost: time of its map as a multiple of a forward pass of the model; None of a control.
+        metrics: mean, interval and number of images by metric.
+        cost: time of its map as a multiple of a forward pass; None for a control.
     """
 
     method: str
@@ -67,15 +66,15 @@ class Choice:
     """The method for one purpose.
 
     Attributes:
-        purpose: ``faithfulness``: what the model's answer depends on; ``localisation``: where the object is; ``speed``:
-            the cheapest method that is not distinguishable from the most faithful one.
-        method: None where nothing beats the controls.
-        metric: what was compared.
-        best: the row with the best mean, whether it beats the controls or not.
+        purpose: ``faithfulness``: what the prediction depends on; ``localisation``: where the object is; ``speed``: the
+            cheapest method that is not distinguishable from the most faithful one.
+        method: None if no method beats the controls.
+        metric: the metric that was compared.
+        best: the method with the best mean, whether it beats the controls or not.
         control: the best control.
-        p: of the paired test of the two, times the number of methods that were tried; 1 at most.
-        tied: other methods that a paired test does not tell from the best.
-        sentence: all of it for a reader.
+        p: p-value of the paired test of the two, multiplied by the number of methods; at most 1.
+        tied: other methods that a paired test does not distinguish from the best.
+        sentence: a summary.
     """
 
     purpose: Goal
@@ -95,12 +94,12 @@ class Recommendation:
     Attributes:
         model: the model's name.
         data: the data set.
-        photos: how many photos counted.
-        choices: by purpose.
-        rows: the figures of all methods and controls, best first by faithfulness.
-        removal: whether patches were ``dropped``, or painted (``mean``) where the model cannot do without them.
+        photos: number of images that counted.
+        choices: the choice for each purpose.
+        rows: the measurements of all methods and controls, most faithful first.
+        removal: ``dropped``, or ``mean`` if patches cannot be dropped and were painted with the mean colour.
         folder: the folder of the run, for ``vitreous report``.
-        notes: what a reader should know besides.
+        notes: remarks on the result.
     """
 
     model: str
@@ -113,8 +112,8 @@ class Recommendation:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        said = [choice.sentence for choice in self.choices.values()]
-        return "\n".join([*said, *(f"Note: {note}" for note in self.notes)])
+        sentences = [choice.sentence for choice in self.choices.values()]
+        return "\n".join([*sentences, *(f"Note: {note}" for note in self.notes)])
 
     def as_dict(self) -> dict[str, Any]:
         """Give everything as JSON values; numbers that are not known are None."""
@@ -134,26 +133,26 @@ def recommend(
     seed: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Recommendation:
-    """Measure methods on a sample of photos and say which to use for which purpose.
+    """Measure methods on a sample of images and recommend one for each purpose.
 
     Faithfulness is measured by dropping patches, most and least relevant first, at five steps: half of the difference
-    of the two areas, with deletion and insertion beside it. Localisation is the mAP of the map against the mask, where
-    the data set has masks; stability the rank correlation with the map of the photo shifted by one pixel; the cost is
-    the time of a map as a multiple of a forward pass. The controls ``random``, ``centre`` and ``edges`` stand beside.
-    A method is recommended only where a paired test against the best control holds for all methods that were tried
-    (p times their number below 0.05).
+    of the two areas; deletion and insertion are reported too. Localisation is the mAP of the map against the mask, if
+    the data set has masks. Stability is the rank correlation with the map of the image shifted by one pixel. Cost is
+    the time of a map as a multiple of a forward pass. The controls ``random``, ``centre`` and ``edges`` are measured
+    as well. A method is recommended only if it beats the best control in a paired test (p times the number of methods
+    below 0.05).
 
-    Every row costs 10 runs of half of the patches on each photo, and all methods together 4 more explanations for the
-    stability: with the usual candidates about 100 forward passes for each photo.
+    Each method costs 10 runs on half of the patches per image, and all methods together 4 more explanations for
+    stability: about 100 forward passes per image with the default candidates.
 
     Args:
-        model: as ``evaluate`` takes it.
-        data: ``KIND:PATH``, an open data set, or a folder of photos.
+        model: see ``evaluate``.
+        data: ``KIND:PATH``, an open data set, or a folder of images.
         methods: spellings or groups; by default the candidates of ``explain(methods="auto")``.
-        limit: photos; a stratified sample where labels are known, a random one otherwise.
-        out: the folder that holds the folders of runs; the same call resumes a run that was stopped.
-        seed: of the sample and all else that is random.
-        progress: as of ``evaluate``.
+        limit: number of images: a stratified sample if labels are known, otherwise a random one.
+        out: the folder of all runs; the same call resumes an interrupted run.
+        seed: seed of the sample and of everything else that is random.
+        progress: see ``evaluate``.
 
     Examples:
         >>> import vitreous
@@ -162,10 +161,10 @@ def recommend(
         ['faithfulness', 'speed']
     """
     if limit < 2:
-        raise InputError("limit must be at least 2: methods are compared photo by photo")
+        raise InputError("limit must be at least 2: methods are compared image by image")
     listed = _opened(data)
     with_masks = _has_mask(listed)
-    asked = list(CANDIDATES) if methods is None else methods
+    candidates = list(CANDIDATES) if methods is None else methods
     labelled = listed.labels() is not None
     results, removal = None, "dropped"
     for filling in ("dropped", "mean"):
@@ -174,7 +173,7 @@ def recommend(
             model,
             _named(data, listed),
             protocol,
-            asked,
+            candidates,
             out=out,
             progress=progress,
             limit=limit,
@@ -190,10 +189,10 @@ def recommend(
 
 
 class PhotoFolder(FileDataSet):
-    """A folder of photos without labels, those of its folders included."""
+    """A folder of images without labels, including subfolders."""
 
     kind = "folder"
-    summary = "a folder of photos without labels"
+    summary = "a folder of images without labels"
     origin = "give a folder that holds image files"
 
     def _list(self) -> Sequence[Item]:
@@ -210,7 +209,7 @@ def _opened(data: str | Path | DataSet) -> DataSet:
     else:
         found = open_dataset(data)
     if found.holds != "photos":
-        raise DataError(f"{found.kind} holds {found.holds}, and methods are recommended for photos")
+        raise DataError(f"{found.kind} holds {found.holds}; methods are recommended for images only")
     return found
 
 
@@ -247,7 +246,7 @@ def _is_measured(results: Results, metric: Metric) -> bool:
 
 
 def _costs(model: Model, listed: DataSet, results: Results) -> dict[str, float]:
-    """The time of every method's map of one photo, as a multiple of a forward pass, all taken in one go."""
+    """Measure the time of each method's map of one image, as a multiple of a forward pass in the same run."""
     loaded = _loaded(model, results.protocol)
     sample = listed.load(0)
     assert isinstance(sample, Sample)
@@ -338,15 +337,15 @@ def _choice(purpose: Goal, results: Results, metric: Metric, rows: Sequence[Figu
 def _fastest(faithful: Choice, rows: Sequence[Figures]) -> Choice:
     """The cheapest of the most faithful method and those that are not distinguishable from it."""
     if faithful.method is None:
-        said = "Speed: no method is faithful enough here to be chosen by its cost."
-        return Choice("speed", None, faithful.metric, faithful.best, faithful.control, faithful.p, (), said)
+        sentence = "Speed: no method is faithful enough to be chosen by its cost."
+        return Choice("speed", None, faithful.metric, faithful.best, faithful.control, faithful.p, (), sentence)
     alike = [row for row in rows if row.method in (faithful.method, *faithful.tied)]
     cheapest = min(alike, key=lambda row: math.inf if row.cost is None else row.cost)
     likeness = (
         "the most faithful method itself" if cheapest.method == faithful.method else "not distinguishable from that"
     )
-    said = f"Speed: {cheapest.method} takes {cheapest.cost:.1f} times a forward pass and is {likeness}."
-    return Choice("speed", cheapest.method, faithful.metric, cheapest, faithful.control, faithful.p, (), said)
+    sentence = f"Speed: {cheapest.method} takes {cheapest.cost:.1f} times a forward pass and is {likeness}."
+    return Choice("speed", cheapest.method, faithful.metric, cheapest, faithful.control, faithful.p, (), sentence)
 
 
 def _with_sentence(choice: Choice, metric: Metric, photos: int) -> Choice:
@@ -354,18 +353,18 @@ def _with_sentence(choice: Choice, metric: Metric, photos: int) -> Choice:
     p = "p < 0.01" if choice.p < 0.01 else f"p = {choice.p:.2f}"
     name = choice.purpose.capitalize()
     if choice.method is None:
-        said = (
-            f"{name}: no method beats the controls on these {photos} photos. The best, {choice.best.method}, has "
-            f"{best}, the control {choice.control.method} {control} ({metric.name}, {p}): do not rely on these maps "
-            "for that, or measure more photos."
+        sentence = (
+            f"{name}: no method beats the controls on these {photos} images. The best, {choice.best.method}, has "
+            f"{best}, the control {choice.control.method} {control} ({metric.name}, {p}). Do not rely on these maps "
+            "for this purpose, or measure more images."
         )
     else:
         others = f" Not distinguishable from it: {', '.join(choice.tied)}." if choice.tied else ""
-        said = (
+        sentence = (
             f"{name}: use {choice.method}, {best}; the best control, {choice.control.method}, has {control} "
-            f"({metric.name}, {photos} photos, {p}).{others}"
+            f"({metric.name}, {photos} images, {p}).{others}"
         )
-    return Choice(**{**vars(choice), "sentence": said})
+    return Choice(**{**vars(choice), "sentence": sentence})
 
 
 def _figure(one: Estimate, metric: Metric) -> str:

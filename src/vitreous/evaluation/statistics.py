@@ -69,7 +69,7 @@ class Standing:
 
     Attributes:
         rank: one more than the number of methods with a better mean, so that no worse method stands above a better one.
-        tied: whether nothing tells it apart from the method with the best mean, which is tied with itself.
+        tied: whether it is not distinguishable from the method with the best mean, which is tied with itself.
         against_best: its difference from the method with the best mean; None for that method itself.
     """
 
@@ -129,7 +129,7 @@ def estimates(
 
     Args:
         values: per method what was kept of every image, (images, columns). Methods are looked up one after the other,
-            so a mapping that loads them when asked keeps one in memory at a time.
+            so a mapping that loads them on access keeps one in memory at a time.
         columns: names of the columns.
         metrics: what is estimated.
         resamples: how many.
@@ -270,7 +270,7 @@ def _combined(metric: Metric, total: Floats, resampled: Floats) -> _Measured:
 
 
 def _counted(values: Floats) -> Floats:
-    """Zero the images that do not count and add a column that says which do."""
+    """Zero the images that do not count and add a column that marks those that do."""
     counts = np.isfinite(values).all(axis=1, keepdims=True)
     return np.concatenate([np.where(counts, values, 0.0), counts], axis=1)
 

@@ -248,7 +248,7 @@ class Explanation(Predicted):
     ) -> Drawing:
         """Draw a figure. It shows itself in notebooks and is saved as PNG, SVG or PDF.
 
-        A line at the bottom says when it is drawn on a normalised tensor, whose colours are not a photo's.
+        A note at the bottom says if it is drawn on a normalised tensor, whose colours are not those of the image.
 
         Args:
             name: ``overlay``: large maps with colour bars; ``comparison``: the photo and every method's map;
@@ -288,7 +288,7 @@ class Explanation(Predicted):
             **options: See ``vitreous.trust``.
 
         Returns:
-            One ``Trust`` for every image; its ``sentence`` says it all.
+            One ``Trust`` for every image; its ``sentence`` is a summary.
 
         Raises:
             InputError: Model and images are not known any more, or were changed after they were explained.
@@ -353,7 +353,7 @@ class Explanation(Predicted):
         """Give an explanation that holds the image to draw on, and the index of that image in it."""
         if image is None or photo is not None:
             if image is not None:
-                raise InputError("pass image=, the picture as the model saw it, or photo=, the whole photo, not both")
+                raise InputError("pass image=, the image as the model saw it, or photo=, the whole image, not both")
             return self._with_normalised(None, mean, std), index
         batch = getattr(image, "ndim", 0) == 2 + len(self.grid) and len(image) == len(self)  # type: ignore[arg-type]
         index, _ = self.position(index)
@@ -536,7 +536,7 @@ def _check_scores(explanation: Explanation) -> None:
 
 
 def _check_images(explanation: Explanation) -> None:
-    """Raise unless there is one picture per image."""
+    """Raise unless there is one displayed image per image."""
     images = explanation.images
     if images is not None and len(images) != len(explanation):
-        raise ExplanationError(f"images must hold one picture for each of the {len(explanation)} images")
+        raise ExplanationError(f"images must hold one image for each of the {len(explanation)} explained ones")

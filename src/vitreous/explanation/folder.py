@@ -187,7 +187,7 @@ def _check_picture_names(pictures: Mapping[str, Image.Image]) -> None:
     """Raise unless the further images have plain names that collide with no other file."""
     for name in pictures:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.png", name) or name.startswith(("image-", "overlay-")):
-            raise StorageError(f"{name!r} is not a free name for a picture; take one such as comparison.png")
+            raise StorageError(f"{name!r} cannot be used as the name of an image; use one such as comparison.png")
 
 
 def _preprocessing(directory: Path, manifest: Mapping[str, Any]) -> Preprocessing | None:

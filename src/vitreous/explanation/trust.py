@@ -1,4 +1,4 @@
-"""How far maps can be trusted, as data: what was measured of one photo, the verdict, and the sentence for a reader."""
+"""How far maps can be trusted, as data: the measurements of one image, the verdict, and a sentence."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ HALF = 50  # percent of the patches; whether fewer or more are removed next depe
 SIDES = ("top", "bottom")
 RANDOM_SETS = 5  # disjoint, so that every pair of them is the highest and the lowest part of a random order
 
-# Chosen on one half of the photos by benchmarks/trust_calibration.py, which reports the other half.
+# Chosen on one half of the images by benchmarks/trust_calibration.py, which reports the other half.
 _GOOD, _FAIR = 0.15, 0.0  # of the gap between the highest and the lowest patches, as a part of the probability
 DOUBTFUL_BOUND = 0.25  # as many random orders may do as well
 LIKELY = 0.3  # below this, no class is likely
 NO_EFFECT = 0.01  # of the probability
-UNSTABLE = 0.5  # rank correlation with the map of a photo that is shifted by one pixel
+UNSTABLE = 0.5  # rank correlation with the map of the image shifted by one pixel
 # Of 65 pet photos that its head was not trained on, by benchmarks/trust_far_photos.py.
 ENERGY_BOUNDS: Mapping[str, float] = {"demo": 5.46}
 NO_PART_MATTERS = "no removed part of the photo changes the prediction, so no map of patches can explain it"
@@ -95,7 +95,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Trust:
-    """How far the maps of one photo can be trusted.
+    """How far the maps of one image can be trusted.
 
     Attributes:
         verdict: ``good``, ``fair``, ``poor``, or ``not measured`` where there is nothing to measure.

@@ -374,7 +374,7 @@ def framed_maps(
     geometry: PatchGeometry | None = None,
     from_zero: bool = True,
 ) -> torch.Tensor:
-    """Scale maps for display and lay them out in a photo's own pixels.
+    """Scale maps for display, at the size of the original image.
 
     Args:
         scores: Raw scores (..., patches).

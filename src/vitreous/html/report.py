@@ -92,7 +92,7 @@ class ReportFile:
 
     def __init__(self, stream: IO[str], sections: IO[str], command: str, methods: Sequence[str]) -> None:
         self._stream, self._command, self._methods = stream, command, methods
-        self._sections = sections  # kept apart, for what stands above them is known in the end
+        self._sections = sections  # separate, because the summary above them is written last
         self._contents: list[tuple[str, str, str]] = []
         self._provenance: Mapping[str, Any] = {}
         self._curves = True
@@ -125,7 +125,7 @@ class ReportFile:
         self._sections.write(section)
 
     def finish(self, failures: Mapping[str, str]) -> None:
-        """Write the report: what it says in short, the contents, the photos, and what concerns all of them."""
+        """Write the report: summary, contents, images, and notes on all of them."""
         self._stream.write(page.opening(TITLE, style=STYLE))
         self._stream.write(contents_section(self._contents, self._methods, self._provenance))
         self._sections.seek(0)
@@ -267,7 +267,7 @@ def prediction_of(explanation: Explanation) -> str:
 def contents_section(
     photos: Sequence[tuple[str, str, str]], methods: Sequence[str], provenance: Mapping[str, Any]
 ) -> str:
-    """Render what the report says in short, and a list of its photos if there are several.
+    """Render the summary, and a list of the images if there are several.
 
     Args:
         photos: Of every photo the anchor, the name and the prediction.

@@ -267,7 +267,7 @@ class Box(Target):
     """The query of a detector whose box overlaps a given one most (intersection over union), and a class of it.
 
     Attributes:
-        left: the box in parts of the picture's width and height, from 0 to 1.
+        left: the box in fractions of the image's width and height, from 0 to 1.
         top: see ``left``.
         right: see ``left``.
         bottom: see ``left``.
@@ -289,7 +289,7 @@ class Box(Target):
         _check_index(self.index)
         if not (0 <= self.left < self.right <= 1 and 0 <= self.top < self.bottom <= 1):
             raise TargetError(
-                "a box is left, top, right and bottom in parts of the picture, from 0 to 1, left < right and "
+                "a box is left, top, right and bottom in fractions of the image, from 0 to 1, left < right and "
                 f"top < bottom, not {self._corners}"
             )
 

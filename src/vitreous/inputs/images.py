@@ -112,7 +112,7 @@ def read_upright(source: Source) -> Upright:
 
 
 def turned(image: Image.Image, orientation: int) -> Image.Image:
-    """Rotate an image as an EXIF orientation says."""
+    """Rotate an image according to its EXIF orientation."""
     image.getexif()[ExifTags.Base.Orientation] = orientation
     return ImageOps.exif_transpose(image)
 

@@ -1,4 +1,4 @@
-"""What a model is given: pictures as one tensor, or texts as several tensors with a row for every text."""
+"""Inputs of a model: images as one tensor, or texts as several tensors with a row for every text."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vitreous._utils.messages import described_error, error_message
 from vitreous.errors import InputError, UnsupportedModelError
 
 Rows = slice | Tensor
-_MOST_CHANNELS = 4  # of a usual picture: red, green, blue, alpha
+_MOST_CHANNELS = 4  # of an image: red, green, blue, alpha
 # Methods of CLIP-like models that embed images and texts.
 TRANSFORMERS_ENCODERS = ("get_image_features", "get_text_features")
 OPEN_CLIP_ENCODERS = ("encode_image", "encode_text")
-# What models raise that cannot do with what they are given: another size of pictures, or fewer tokens.
+# Exceptions of models that do not accept an input: another image size, or fewer tokens.
 FAILURES = (AssertionError, ValueError, RuntimeError, IndexError)
 _BY_POSITION = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL}
 _REST = {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
@@ -85,7 +85,7 @@ class Texts:
         return replace(some, parts=parts, content=some.content[:, :count])
 
     def blanked(self, blank: str) -> Texts:
-        """The same texts with a token that says nothing in the place of every token of their own."""
+        """The same texts with every token replaced by a neutral one."""
         numbers = self.parts["input_ids"].masked_fill(self.content, self.blanks[blank])
         return replace(self, parts={**self.parts, "input_ids": numbers})
 
@@ -94,7 +94,7 @@ Inputs = Tensor | Texts
 
 
 def texts_of(inputs: Inputs, rows: int) -> Texts | None:
-    """The texts that a run of ``rows`` rows has read; none where they are pictures.
+    """The texts that a run of ``rows`` rows has read; none for images.
 
     None as well where other streams were put in the place of the texts' own: then there is a row for each of these.
     """

@@ -141,17 +141,17 @@ def check_outputs(outputs: Any) -> None:
 
 
 def scale_of(model: nn.Module) -> OutputActivation | None:
-    """What a model's configuration says of its outputs (``problem_type``); ``None`` where it says nothing.
+    """Read the kind of outputs from a model's configuration (``problem_type``); ``None`` if it is not set.
 
-    A wrapper has no configuration of its own, so that the one inside counts: the outermost that says something.
+    For a wrapper without a configuration, the outermost configuration inside counts.
     """
-    said = {
+    problems = {
         name: problem
         for name, part in model.named_modules()
         if (problem := getattr(getattr(part, "config", None), "problem_type", None)) is not None
     }
-    outermost = min(said, key=lambda name: len(name.split(".")) if name else 0, default=None)
-    return None if outermost is None else _PROBLEMS.get(str(said[outermost]))
+    outermost = min(problems, key=lambda name: len(name.split(".")) if name else 0, default=None)
+    return None if outermost is None else _PROBLEMS.get(str(problems[outermost]))
 
 
 def percent(probability: float) -> str:

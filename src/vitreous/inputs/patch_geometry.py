@@ -1,4 +1,4 @@
-"""Where the patches of a grid are centred in the model's input, and where the input lies in the photo.
+"""Where the patches of a grid are centred in the model's input, and where the input lies in the original image.
 
 Patches that are cut side by side are equal cells of the input. The receptive fields of a convolutional stem are shifted
 against such cells, those of overlapping patches are closer together, and a model that crops or pads its input has them
@@ -123,7 +123,7 @@ def line_weights(positions: Tensor, cells: int, *, smooth: bool) -> Tensor:
 
 
 def enlarge(maps: Tensor, size: Size, geometry: PatchGeometry, *, smooth: bool) -> Tensor:
-    """Maps (..., *grid) at another size of the input, (..., *size), by where patches are centred.
+    """Maps (..., *grid) resized to (..., *size) by the centres of the patches.
 
     Args:
         maps: one value for every patch.
@@ -155,7 +155,7 @@ def along_axes(maps: Tensor, matrices: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Frame:
-    """The rectangle of a photo that became a model's input, in the photo's pixels.
+    """The crop of an image that became the model's input, in pixels of the image.
 
     Attributes:
         size: Height and width of the photo.
@@ -173,29 +173,29 @@ class Frame:
 
     @classmethod
     def whole(cls, size: tuple[int, int]) -> Self:
-        """The frame of a model that sees the whole photo."""
+        """The frame of a model without a crop."""
         return cls(size, 0, 0, *size)
 
     def scaled(self, size: tuple[int, int]) -> Frame:
-        """The frame in the same photo at another size."""
+        """The frame in the same image at another size."""
         down, across = size[0] / self.size[0], size[1] / self.size[1]
         return Frame(size, self.top * down, self.left * across, self.bottom * down, self.right * across)
 
     @property
     def rows(self) -> slice:
-        """The rows of the photo whose middle the model sees, at least one."""
+        """The rows of the image whose centre is in the crop, at least one."""
         return _seen(self.top, self.bottom, self.size[0])
 
     @property
     def columns(self) -> slice:
-        """The columns of the photo whose middle the model sees, at least one."""
+        """The columns of the image whose centre is in the crop, at least one."""
         return _seen(self.left, self.right, self.size[1])
 
     def place(self, maps: Tensor, *, smooth: bool, geometry: PatchGeometry | None = None) -> Tensor:
-        """Enlarge maps to the photo's pixels.
+        """Resize maps to the pixels of the image.
 
         Args:
-            maps: Maps (..., rows, columns) that fill the model's input evenly, or as their geometry says.
+            maps: Maps (..., rows, columns) that fill the model's input evenly, or according to their geometry.
             smooth: Interpolate bilinearly between the middles of the cells; otherwise every cell is a rectangle.
             geometry: Where patches are centred; equal cells by default.
 
@@ -226,7 +226,7 @@ def _seen(start: float, stop: float, length: int) -> slice:
 def _positions(
     pixels: slice, interval: tuple[float, float], cells: int, geometry: PatchGeometry | None, axis: int
 ) -> Tensor:
-    """Where pixels of the photo are along one axis, counted in patches: 0.5 is the centre of the first one."""
+    """Positions of the image's pixels along one axis, in units of patches: 0.5 is the centre of the first one."""
     start, stop = interval
     places = (torch.arange(pixels.start, pixels.stop, dtype=torch.float64) + 0.5 - start) / (stop - start)
     return places * cells if geometry is None else geometry.positions(axis, places)

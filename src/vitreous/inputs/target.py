@@ -1,4 +1,4 @@
-"""Targets in general: the base class, what a target is told of a run, checked scores, and how targets are stored.
+"""Targets in general: the base class, the context a target gets from a run, checked scores, and how targets are stored.
 
 Class names are resolved here: numbers and names in any nesting, as callers give them, to indices of a model's outputs.
 """
@@ -219,7 +219,7 @@ class Target(ABC):
         return network
 
     def resolve(self, original: OriginalRun, image: int) -> Target:
-        """The target of one image, given what the model says of it: called once, after the first run."""
+        """Return the target of one image, given the model's outputs: called once, after the first run."""
         del original, image
         return self
 

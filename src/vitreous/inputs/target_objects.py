@@ -1,6 +1,6 @@
 """What is explained, as objects: a target maps the output of a model to one number per image.
 
-``Class`` is what a class number stands for. The others are any number that the output gives: a difference of two
+``Class`` is the target of a class index. The others are any number that the output gives: a difference of two
 classes, a similarity, a function. Every method explains that number by the same passes.
 """
 
@@ -260,7 +260,7 @@ class Contrast(Target):
 
 @dataclass(frozen=True, eq=False)
 class Similarity(Target):
-    """The cosine similarity of the model's embedding to another one: why are these two pictures similar?
+    """The cosine similarity of the model's embedding to another one: why are these two images similar?
 
     The embedding is the model's output (batch, channels): of transformers' models ``image_embeds`` or
     ``pooler_output``, otherwise the mean over the last tokens. ``output=`` of ``explain`` names another part.
@@ -288,7 +288,7 @@ class Similarity(Target):
         if isinstance(given, Tensor):
             if special_kind(given) is not None or not given.is_floating_point() or given.dim() not in {1, 3}:
                 raise TargetError(
-                    "a reference is an embedding (channels,) or a picture (3, height, width) in floating point, not "
+                    "a reference is an embedding (channels,) or an image (3, height, width) in floating point, not "
                     f"{given.dtype} {tuple(given.shape)}"
                 )
             if not bool(given.isfinite().all()):
@@ -302,7 +302,7 @@ class Similarity(Target):
         return isinstance(self.reference, Tensor) and self.reference.dim() == 1
 
     def prepare(self, context: TargetContext) -> Similarity:
-        """The same with the embedding of a picture."""
+        """The same with the embedding of an image."""
         if self.is_embedding:
             return self
         name = self.name or (str(self.reference) if isinstance(self.reference, str) else None)
@@ -313,7 +313,7 @@ class Similarity(Target):
         """cos(embedding, reference)."""
         found = at_least_float32(embeddings(output))
         if not self.is_embedding:
-            raise TargetError("the reference picture is not embedded yet: explain() does that")
+            raise TargetError("the reference image is not embedded yet: explain() does that")
         if self.reference.shape[0] != found.shape[1]:
             raise TargetError(
                 f"the reference has {self.reference.shape[0]} channels, and the embedding of this model "

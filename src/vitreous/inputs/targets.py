@@ -22,9 +22,9 @@ _SHOWN = 5  # classes of a longer list are not repeated in a message
 
 
 class Targets(NamedTuple):
-    """Classes (batch, k), and whether several per image were asked for (k may be 1 then too).
+    """Classes (batch, k), and whether several per image were requested (k may still be 1).
 
-    A number from the number of classes on stands for a target that is not a class, see ``vitreous.tape.output``.
+    An index from the number of classes on refers to a target that is not a class, see ``vitreous.tape.output``.
     """
 
     classes: Tensor
@@ -32,7 +32,7 @@ class Targets(NamedTuple):
 
 
 class TargetObjects(NamedTuple):
-    """Target objects of every image, (batch, k), and whether several per image were asked for."""
+    """Target objects of every image, (batch, k), and whether several per image were requested."""
 
     rows: list[list[Target]]
     several: bool
@@ -97,7 +97,7 @@ def _as_object(target: Any) -> Target:
 
 
 def find_targets(logits: Tensor, target: AnyTarget, topk: int | None) -> Targets:
-    """Work out the classes to explain from what the caller gave and what the model said."""
+    """Find the classes to explain from the caller's target and the model's predictions."""
     if topk is not None:
         return Targets(_most_likely(logits, target, topk), several=True)
     if target is None:
@@ -119,7 +119,7 @@ def check_classes(target: Tensor, classes: int) -> None:
 
 
 def part_of(target: AnyTarget, rows: Sequence[int], batch: int) -> AnyTarget:
-    """What was asked for some of ``batch`` texts."""
+    """Select the targets of some of ``batch`` texts."""
     if target is None:
         return None
     wanted = _integers(target)

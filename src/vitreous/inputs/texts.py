@@ -76,8 +76,7 @@ class Reader:
         longest: how many tokens the model takes; ``None`` for any number.
         capacity: how many pieces fit into the model besides the special tokens; ``None`` for any number.
         leading: the special tokens in front of a text: the class token.
-        blank: the number of the piece that says nothing: the mask token, or where there is none the unknown token, or
-            padding.
+        blank: index of a neutral piece: the mask token, or else the unknown token, or else padding.
     """
 
     def __init__(self, model: nn.Module, tokenizer: Any) -> None:
@@ -194,16 +193,16 @@ class Reader:
 
 
 def knows_no_words(tokenizer: Any) -> bool:
-    """Whether a tokenizer has nothing but special tokens in its vocabulary: no text could be told from another."""
+    """Whether a tokenizer has nothing but special tokens in its vocabulary: texts could not be distinguished."""
     return set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
 
 
 def _longest(model: nn.Module, tokenizer: Any) -> int | None:
-    """How many tokens a model takes: as its tokenizer says and as it has positions for.
+    """Find the maximum number of tokens: the smaller of the tokenizer's limit and the number of positions.
 
-    Relative positions (DeBERTa) and rotations (ModernBERT) have no table that ends: such a model runs on any length,
-    and far tokens share a position or turn further than in training. There the tokenizer has the word, for whoever
-    trained the model set its limit; where it says nothing, it is the length that the configuration was made for.
+    Models with relative (DeBERTa) or rotary (ModernBERT) positions have no position table and run on any length, but
+    far tokens share a position or are rotated further than in training. For them the tokenizer's limit applies, which
+    was set by those who trained the model, or else ``max_position_embeddings`` of the configuration.
     """
     limits = [limit for limit in (getattr(tokenizer, "model_max_length", None),) if limit and limit < _NO_LIMIT]
     for name, module in model.named_modules():
@@ -217,7 +216,7 @@ def _longest(model: nn.Module, tokenizer: Any) -> int | None:
 
 
 def split_words(text: str, apart: AbstractSet[int] = frozenset()) -> list[Word]:
-    """What stands between white space, cut at further places."""
+    """Split a text at white space, and at further positions."""
     words = []
     for match in re.finditer(r"\S+", text):
         start, end = match.span()
@@ -250,7 +249,7 @@ def _placed(
 
 
 def _is_white_space(text: str, piece: str, start: int, end: int) -> bool:
-    """Whether a piece stands for white space alone, and not for the beginning of the word behind it.
+    """Whether a piece is only white space and not the beginning of the following word.
 
     Tokenizers that write a blank as part of the next piece give it a piece of its own where they lack the two together.
     """

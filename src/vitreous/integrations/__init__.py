@@ -1,5 +1,5 @@
-"""Adapters to other libraries, each in a module of its own that needs its package; docs/integrations.md shows them.
+"""Adapters to other libraries, one module each; see docs/integrations.md. A module needs the package it adapts.
 
-``captum``, ``quantus`` and ``grad_cam`` have the interfaces of these packages, ``training`` logs maps while a model is
-trained, ``formats`` and ``medical`` read and write files, and ``maps`` measures maps that others made.
+``captum``, ``quantus`` and ``grad_cam`` have the interfaces of these packages, ``training`` logs maps during training,
+``formats`` and ``medical`` read and write files, and ``maps`` evaluates maps made by other libraries.
 """

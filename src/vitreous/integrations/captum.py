@@ -1,7 +1,7 @@
-"""Every method as an attribution of captum, so that its metrics, noise tunnel and figures run on our maps.
+"""Methods as subclasses of captum's ``Attribution``, for captum's metrics, noise tunnel and figures.
 
-A method scores patches, and captum expects a number for every element of the input. See ``spread``: by default a
-patch's score is shared equally by its pixels and channels, so that the attributions sum to what the map sums to.
+Methods score patches; captum expects one value per input element. By default (``spread="share"``) the score of a patch
+is divided equally among its pixels and channels, so that the attributions sum to the sum of the map.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class VitreousAttribution(Attribution):  # type: ignore[misc]  # captum's classe
     """A method with the interface of ``captum.attr.Attribution``.
 
     Args:
-        model: an ``nn.Module`` that is a Vision Transformer inside, or a ``LoadedModel``.
+        model: an ``nn.Module`` that contains a Vision Transformer, or a ``LoadedModel``.
         method: spelling of the method.
-        spread: how the score of a patch becomes attributions of its pixels, see ``pixel_maps``. ``share`` divides it
-            by the number of pixels and channels; ``value`` and ``smooth`` give every channel the pixel's value.
-        **options: of ``vitreous.explain``, such as ``outputs``, ``output`` or ``stage``.
+        spread: how scores of patches become scores of pixels, see ``pixel_maps``. ``share`` divides a score by the
+            number of pixels and channels; ``value`` and ``smooth`` repeat the pixel's value for every channel.
+        **options: options of ``vitreous.explain``, such as ``outputs``, ``output`` or ``stage``.
 
     Examples:
         >>> import torch
@@ -53,7 +53,7 @@ class VitreousAttribution(Attribution):  # type: ignore[misc]  # captum's classe
     ) -> None:
         network = model.model if isinstance(model, LoadedModel) else model
         if not isinstance(network, nn.Module):
-            raise InputError(f"model must be an nn.Module, whose blocks can be read, not {short_repr(model)}")
+            raise InputError(f"model must be an nn.Module, not {short_repr(model)}")
         super().__init__(network)
         (recipe,) = find_recipes(method)
         self.model, self.method, self.spread, self.options = model, recipe.spelling, spread, options
@@ -70,14 +70,14 @@ class VitreousAttribution(Attribution):  # type: ignore[misc]  # captum's classe
         """Attribute the output to the input.
 
         Args:
-            inputs: images (batch, channel, height, width), or a tuple of them alone.
-            target: as captum takes it: a class, a tensor or a list with one per image, or a tuple of indices into an
-                output with more axes. ``None`` for the predicted class of each image.
-            additional_forward_args: what the model takes behind the images.
-            patches: return the scores of the patch grid, (batch, rows, columns), and not of pixels.
+            inputs: images (batch, channel, height, width), or a tuple with that tensor alone.
+            target: as in captum: a class, a tensor or a list with one per image, or a tuple of indices into an output
+                with more axes. ``None`` for the predicted class of each image.
+            additional_forward_args: further arguments of the model after the images.
+            patches: return the scores of the patch grid, (batch, rows, columns), instead of pixels.
 
         Returns:
-            Attributions in the shape of the inputs, in a tuple where the inputs were in one.
+            Attributions in the shape of the inputs; a tuple if the inputs are one.
         """
         images = _only(inputs)
         options = dict(self.options)
@@ -100,7 +100,7 @@ class VitreousAttribution(Attribution):  # type: ignore[misc]  # captum's classe
 
 
 def attribution_class(method: str, **options: Any) -> type[VitreousAttribution]:
-    """The subclass for one method, for code that takes captum's classes and calls them with the model alone.
+    """Return the subclass for one method, for code that calls captum's classes with the model alone.
 
     Args:
         method: spelling of the method.
@@ -126,18 +126,18 @@ def _only(inputs: Any) -> Tensor:
         inputs = inputs[0]
     if not isinstance(inputs, Tensor):
         raise InputError(
-            "inputs must be one tensor of images; what else the model takes belongs into additional_forward_args"
+            "inputs must be one tensor of images; pass further arguments of the model as additional_forward_args"
         )
     return inputs
 
 
 def _for_batch(given: Sequence[Any], images: int, rows: int) -> list[Any]:
-    """Arguments for a run of so many rows: methods also run parts and repetitions of a batch."""
+    """Arguments for a run on another batch size: methods also run parts and repetitions of a batch."""
     for one in given:
         if isinstance(one, Tensor) and one.dim() and len(one) == images and images not in {1, rows}:
             raise InputError(
-                "this method runs the model on other batches than the one given, for which additional_forward_args "
-                "has no rows: explain one image at a time"
+                "this method runs the model with another batch size, and additional_forward_args has one row per "
+                "image: explain one image at a time"
             )
     return [
         one.expand(rows, *one.shape[1:]) if isinstance(one, Tensor) and one.dim() and len(one) == images == 1 else one
@@ -146,7 +146,7 @@ def _for_batch(given: Sequence[Any], images: int, rows: int) -> list[Any]:
 
 
 def find_target(target: Any, batch: int) -> Any:
-    """What captum calls a target as what ``explain`` takes."""
+    """Convert captum's target to a target of ``explain``."""
     if isinstance(target, Tensor):
         target = int(target) if target.numel() == 1 else target.tolist()
     if target is None or isinstance(target, int):

@@ -1,6 +1,6 @@
-"""Maps in the formats of other tools: masks for COCO and VOC, HDF5 and zarr, heatmaps of FiftyOne.
+"""Export maps: COCO and VOC masks, HDF5, zarr, FiftyOne heatmaps.
 
-``Explanation.save`` writes folders whose ``explanation.npz`` numpy reads; DICOM and NIfTI are in ``medical``.
+``Explanation.save`` writes folders with an ``explanation.npz`` for numpy; DICOM and NIfTI are in ``medical``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitreous._utils.messages import errors_as
-from vitreous._utils.storage import StorageError, atomic_file, expanded
+from vitreous._utils.messages import errors_as, short_repr
+from vitreous._utils.storage import StorageError, atomic_file, atomic_folder, expanded
 from vitreous.errors import InputError, MissingDependencyError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import display_maps, framed_maps
@@ -29,7 +29,7 @@ __all__ = ["add_fiftyone_heatmaps", "heatmap_masks", "read_maps", "to_coco", "wr
 
 Mask = NDArray[np.bool_]
 Size = tuple[int, int]
-_LONGEST_HEATMAP = 512  # pixels of a heatmap's longer edge in FiftyOne, which keeps it in its database
+_LONGEST_HEATMAP = 512  # pixels of a heatmap's longer edge, because FiftyOne stores it in its database
 _VERSION = 1
 
 
@@ -41,21 +41,29 @@ def heatmap_masks(
     share: float | None = None,
     photo_sizes: Sequence[Size] | None = None,
 ) -> list[list[Mask]]:
-    """Masks of where maps are high.
+    """Return masks of the highest parts of maps.
 
     Args:
-        explanation: whose maps.
+        explanation: the explanation.
         method: one of its methods.
-        threshold: of the smooth map, scaled to 0..1 from its smallest to its largest value; signed maps from 0.
-        share: instead, the part of the pixels that are highest.
-        photo_sizes: height and width of the photos before preprocessing: masks are then in their pixels, and false
-            where the model did not see them. By default they are in pixels of the model's input.
+        threshold: threshold on the smooth map, which is scaled to 0..1 from its minimum, or from 0 for signed maps, to
+            its maximum.
+        share: instead of a threshold, the fraction of pixels in the mask.
+        photo_sizes: height and width of the images before preprocessing: masks then have these sizes and are false
+            outside the model's crop. By default they have the size of the model's input.
 
     Returns:
         For every image the masks (height, width) of its explained classes.
+
+    Raises:
+        InputError: an argument is invalid.
     """
-    if share is not None and not 0 < share <= 1:
-        raise InputError(f"share={share} is not between 0 and 1")
+    given: dict[str, Any] = {"threshold": threshold, "share": share}
+    for name, value in given.items():
+        if value is not None and not (isinstance(value, int | float) and 0 < value <= 1):
+            raise InputError(f"{name} must be above 0 and at most 1, not {short_repr(value)}")
+    if method not in explanation.scores:
+        raise InputError(f"{method!r} was not explained: the methods are {', '.join(explanation.methods)}")
     found = []
     for index in range(len(explanation)):
         maps = [_unit_map(explanation, method, index, number, photo_sizes) for number in _classes(explanation)]
@@ -70,7 +78,7 @@ def _classes(explanation: Explanation) -> range:
 def _unit_map(
     explanation: Explanation, method: str, index: int, target_index: int, photo_sizes: Sequence[Size] | None
 ) -> NDArray[np.float64]:
-    """One map in 0..1; NaN where the model did not see the photo."""
+    """One map in 0..1; NaN outside the model's crop."""
     scores = explanation.scores_of(method, index, target_index).double()
     shown = scores.clamp(min=0) if explanation.signed[method] else scores
     grid, geometry = explanation.grid_of(method), explanation.geometry
@@ -80,7 +88,7 @@ def _unit_map(
     if len(photo_sizes) != len(explanation):
         raise InputError(f"there are {len(photo_sizes)} photo sizes for {len(explanation)} images")
     if explanation.preprocessing is None:
-        raise InputError("photo_sizes need to know how photos became the model's input: explain photos, not a tensor")
+        raise InputError("photo_sizes needs the preprocessing of the images: explain images, not a tensor")
     height, width = photo_sizes[index]
     frame = explanation.preprocessing.frame((height, width))
     whole = np.full((height, width), np.nan)
@@ -114,18 +122,17 @@ def to_coco(
     photo_sizes: Sequence[Size] | None = None,
     file_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Masks of where maps are high, as instance annotations of COCO.
+    """Return masks of the highest parts of maps as COCO instance annotations.
 
     Args:
-        explanation: whose maps.
+        explanation: the explanation.
         method: one of its methods.
-        file: where the JSON is written; nowhere by default.
-        form: ``rle``: COCO's compressed run lengths; ``polygon``: outlines along pixel edges, which cannot have holes,
-            so that these are filled.
+        file: JSON file to write; none by default.
+        form: ``rle``: COCO's compressed run lengths; ``polygon``: outlines along pixel edges, with holes filled.
         threshold: see ``heatmap_masks``.
         share: see ``heatmap_masks``.
         photo_sizes: see ``heatmap_masks``.
-        file_names: of the images; ``image-0.png`` and so on by default, as ``Explanation.save`` writes them.
+        file_names: file names of the images; by default those of ``Explanation.save``, ``image-0.png`` and so on.
 
     Returns:
         The content: ``images``, ``categories`` (the explained classes), ``annotations``.
@@ -175,12 +182,12 @@ def _segment(mask: Mask, form: str) -> dict[str, Any]:
 
 
 def run_lengths(mask: Mask) -> str:
-    """COCO's compressed run lengths of a mask, column by column, beginning with zeros."""
+    """Encode a mask as COCO's compressed run lengths: column by column, starting with zeros."""
     flat = np.concatenate([[False], mask.ravel(order="F")])
     counts = np.diff(np.concatenate([[0], np.flatnonzero(flat[1:] != flat[:-1]), [mask.size]])).tolist()
     text = []
     for place, count in enumerate(counts):
-        # From the fourth on, what differs from the count two before: signed, five bits in a character, low ones first.
+        # From the fourth on, the difference to the count two before: signed, five bits per character, lowest first.
         left = count - counts[place - 2] if place > 2 else count
         more = True
         while more:
@@ -191,14 +198,14 @@ def run_lengths(mask: Mask) -> str:
 
 
 def _filled(mask: Mask) -> Mask:
-    """The mask without holes: what cannot be reached from outside belongs to it."""
+    """Fill the holes of a mask."""
     outside = np.zeros((mask.shape[0] + 2, mask.shape[1] + 2), dtype=np.bool_)
     free = ~np.pad(mask, 1)
     waiting = [(0, 0)]
     outside[0, 0] = True
     while waiting:
         row, column = waiting.pop()
-        # Diagonal steps count, for pixels of the mask that touch at a corner do not close a hole.
+        # Diagonal steps count: pixels of the mask that touch at a corner do not enclose a hole.
         for other in ((row + down, column + across) for down in (-1, 0, 1) for across in (-1, 0, 1)):
             inside = 0 <= other[0] < free.shape[0] and 0 <= other[1] < free.shape[1]
             if inside and free[other] and not outside[other]:
@@ -208,10 +215,10 @@ def _filled(mask: Mask) -> Mask:
 
 
 def outlines(mask: Mask) -> list[list[int]]:
-    """The outlines of a mask without holes, along pixel edges: x and y of the corners in turn."""
+    """Return the outlines of a mask without holes, along pixel edges, as alternating x and y of the corners."""
     padded = np.pad(mask, 1)
     inside = padded[1:-1, 1:-1]
-    # Edges go clockwise around pixels: the direction of each, the neighbour behind it, and where it starts.
+    # Edges run clockwise around pixels: the direction of each, the pixel on its other side, and where it starts.
     directions = ((0, 1), (1, 0), (0, -1), (-1, 0))
     behind = (padded[:-2, 1:-1], padded[1:-1, 2:], padded[2:, 1:-1], padded[1:-1, :-2])
     starts = ((0, 0), (0, 1), (1, 1), (1, 0))
@@ -250,18 +257,18 @@ def write_voc_masks(
     photo_sizes: Sequence[Size] | None = None,
     names: Sequence[str] | None = None,
 ) -> list[Path]:
-    """Masks of where maps are high, as indexed PNGs with the palette of PASCAL VOC.
+    """Write masks of the highest parts of maps as indexed PNGs with the PASCAL VOC palette.
 
-    A pixel is 0, or n where the map of the image's n-th explained class is high; where several are, the last one.
+    A pixel is n in the mask of the n-th explained class of the image, and 0 elsewhere; later classes win overlaps.
 
     Args:
-        explanation: whose maps.
+        explanation: the explanation.
         method: one of its methods.
         directory: the folder to write into, such as ``SegmentationObject``.
         threshold: see ``heatmap_masks``.
         share: see ``heatmap_masks``.
         photo_sizes: see ``heatmap_masks``.
-        names: of the files without suffix; ``image-0`` and so on by default.
+        names: file names without suffix; ``image-0`` and so on by default.
 
     Returns:
         The files.
@@ -269,9 +276,9 @@ def write_voc_masks(
     masks = heatmap_masks(explanation, method, threshold=threshold, share=share, photo_sizes=photo_sizes)
     stems = [f"image-{index}" for index in range(len(masks))] if names is None else list(names)
     if len(stems) != len(masks) or len(set(stems)) != len(stems):
-        raise InputError(f"names must be {len(masks)} different ones, one per image")
+        raise InputError(f"names must be {len(masks)} different names, one per image")
     if explanation.classes_per_image > 254:
-        raise InputError("a mask of VOC has place for 254 objects")
+        raise InputError("a VOC mask can hold at most 254 classes")
     files = []
     for stem, of_image in zip(stems, masks, strict=True):
         values = np.zeros(of_image[0].shape, dtype=np.uint8)
@@ -287,7 +294,7 @@ def write_voc_masks(
 
 
 def _voc_palette() -> bytes:
-    """Colours of VOC: the bits of the index, spread over the channels from the highest bit on."""
+    """VOC palette: the bits of the index, distributed over the channels from the highest bit on."""
     colours = np.zeros((256, 3), dtype=np.uint8)
     for index in range(256):
         for bit in range(8):
@@ -300,14 +307,15 @@ def _voc_palette() -> bytes:
 
 
 def write_maps(explanation: Explanation, file: str | os.PathLike[str]) -> Path:
-    """Write the maps of all methods to HDF5 (``.h5``, ``.hdf5``) or zarr (``.zarr``), for numpy and other languages.
+    """Write the maps of all methods to HDF5 (``.h5``, ``.hdf5``) or zarr (``.zarr``).
 
-    ``maps/METHOD`` is (batch, rows, columns), or (batch, k, rows, columns) for k classes; ``target`` and ``logits`` lie
-    beside it, everything else is in attributes. Images are not written.
+    The arrays ``maps/0``, ``maps/1``, ... have shape (batch, rows, columns), or (batch, k, rows, columns) for k
+    classes, and the spelling in their attribute ``method``. The file also has ``target`` and ``logits``; the rest is in
+    attributes. Images are not written.
 
     Args:
-        explanation: what is written; targets must be classes.
-        file: a file that is replaced, or for zarr a folder that must not exist.
+        explanation: the explanation; its targets must be classes.
+        file: the file, which is replaced; for zarr a folder that must not exist.
 
     Examples:
         >>> from vitreous.integrations.formats import read_maps, write_maps
@@ -315,7 +323,7 @@ def write_maps(explanation: Explanation, file: str | os.PathLike[str]) -> Path:
         True
     """
     if explanation.targets:
-        raise InputError("targets that are not classes are written by explanation.save(folder) only")
+        raise InputError("targets that are not classes cannot be written to this format: use explanation.save(folder)")
     place = expanded(Path(file))
     if place.suffix in {".h5", ".hdf5"}:
         h5py = _package("h5py", "formats")
@@ -325,10 +333,11 @@ def write_maps(explanation: Explanation, file: str | os.PathLike[str]) -> Path:
         if place.exists():
             raise StorageError(f"{place} exists already")
         zarr = _package("zarr", "formats")
-        root = zarr.open_group(str(place), mode="w")
-        _fill(root, explanation, lambda group, name, values: group.create_array(name, data=values))
+        with atomic_folder(place, overwrite=False) as draft:
+            root = zarr.open_group(str(draft), mode="w")
+            _fill(root, explanation, lambda group, name, values: group.create_array(name, data=values))
     else:
-        raise InputError(f"{place.name}: maps are written to .h5, .hdf5 or .zarr")
+        raise InputError(f"{place.name}: the suffix must be .h5, .hdf5 or .zarr")
     return place
 
 
@@ -350,7 +359,7 @@ def _fill(root: Any, explanation: Explanation, put: Callable[[Any, str, NDArray[
     for number, method in enumerate(explanation.methods):
         scores = _array(explanation.scores[method])
         values = scores.reshape(*scores.shape[:-1], *explanation.grid_of(method))
-        written = put(maps, f"{number}", values)  # a spelling may hold any character
+        written = put(maps, f"{number}", values)  # spellings may contain any character
         written.attrs["method"] = method
         written.attrs["signed"] = bool(explanation.signed[method])
 
@@ -361,14 +370,14 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def read_maps(file: str | os.PathLike[str]) -> Explanation:
-    """Read what ``write_maps`` wrote.
+    """Read a file of ``write_maps``.
 
     Raises:
-        StorageError: it is not such a file, or damaged.
+        StorageError: the file was not written by ``write_maps``, or is damaged.
     """
     place = expanded(Path(file))
     if not place.exists():
-        raise StorageError(f"{place}: there is no such file")
+        raise StorageError(f"{place} does not exist")
     if place.suffix == ".zarr":
         zarr = _package("zarr", "formats")
         with errors_as(StorageError, f"{place} cannot be read"):
@@ -380,7 +389,7 @@ def read_maps(file: str | os.PathLike[str]) -> Explanation:
 
 def _explanation(root: Any, place: Path) -> Explanation:
     if root.attrs.get("format") != "vitreous-maps" or root.attrs.get("version") != _VERSION:
-        raise StorageError(f"{place} holds no maps of vitreous")
+        raise StorageError(f"{place} was not written by vitreous.integrations.formats.write_maps")
     details = json.loads(root.attrs["details"])
     target = torch.from_numpy(np.array(root["target"]))
     maps = {method: torch.from_numpy(np.array(root[f"maps/{at}"])) for at, method in enumerate(details["methods"])}
@@ -403,16 +412,16 @@ def _explanation(root: Any, place: Path) -> Explanation:
 def add_fiftyone_heatmaps(
     samples: Iterable[Any], explanation: Explanation, methods: Sequence[str] | None = None, *, prefix: str = "vitreous"
 ) -> None:
-    """Add maps to samples of FiftyOne as ``Heatmap`` labels, one field per method; samples of a data set are saved.
+    """Add maps to FiftyOne samples as ``Heatmap`` labels, one field per method; samples of a dataset are saved.
 
-    A heatmap covers the whole photo, at most 512 pixels long, and is 0 where the model did not see it. Its range is
-    0..1: of signed methods what speaks for the class.
+    A heatmap covers the whole image at no more than 512 pixels and is 0 outside the model's crop. Its range is 0..1;
+    negative scores are clamped.
 
     Args:
-        samples: one for each explained image, in order, such as a view of a data set.
-        explanation: of the photos at their ``filepath``, for one class each.
-        methods: which; all by default.
-        prefix: of the fields' names.
+        samples: one sample per explained image, in order, such as a view of a dataset.
+        explanation: explanation of the images at their ``filepath``, for one class each.
+        methods: the methods to add; all by default.
+        prefix: prefix of the field names.
     """
     fiftyone = _package("fiftyone", "fiftyone")
     given = list(samples)

@@ -1,4 +1,4 @@
-"""Every method as a CAM of pytorch-grad-cam: scripts written for it change the line that makes the object."""
+"""Methods as CAM objects of pytorch-grad-cam: existing scripts change only the line that creates the object."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _BRIGHTNESS = (0.9, 1.0, 1.1)  # with and without a flip, what pytorch-grad-cam 
 
 
 class VitreousCAM:
-    """A method that is called as the objects of pytorch-grad-cam are.
+    """A method with the call interface of pytorch-grad-cam.
 
-    Maps are in [0, 1], each by itself: of signed methods what speaks for the target, enlarged between patch centres.
-    The model's mode stays as it is; it is explained in evaluation mode.
+    Each map is scaled to [0, 1] and interpolated between patch centres; negative scores of signed methods are clamped.
+    The model is explained in evaluation mode; its own mode does not change.
 
     Args:
-        model: an ``nn.Module`` that is a Vision Transformer inside, or a ``LoadedModel``.
-        target_layers: accepted and not used, with a warning: a spelling such as ``gradcam:layer=-2`` names the layer.
-        reshape_transform: accepted and not used: the patch grid is found in the model.
+        model: an ``nn.Module`` that contains a Vision Transformer, or a ``LoadedModel``.
+        target_layers: accepted but ignored, with a warning; a spelling such as ``gradcam:layer=-2`` selects the layer.
+        reshape_transform: accepted but ignored, with a warning: the patch grid is found in the model.
         method: spelling of the method.
-        **options: of ``vitreous.explain``, such as ``outputs``, ``output`` or ``stage``.
+        **options: options of ``vitreous.explain``, such as ``outputs``, ``output`` or ``stage``.
 
     Attributes:
         outputs: the model's outputs of the last call.
@@ -85,16 +85,14 @@ class VitreousCAM:
             input_tensor: images (batch, channel, height, width), preprocessed.
             targets: one per image: a target of pytorch-grad-cam or any function of the output of one image, a class, or
                 a target of ``vitreous.targets``; ``None`` for the predicted classes.
-            aug_smooth: average the maps of six versions of each image: flipped or not, at three brightnesses.
-            eigen_smooth: not possible: the principal component is that of one layer's activations.
+            aug_smooth: average the maps of six versions of each image: with and without a flip, at three brightnesses.
+            eigen_smooth: not supported: it needs the activations of one layer.
 
         Returns:
             Maps (batch, height, width) in [0, 1].
         """
         if eigen_smooth:
-            raise MethodError(
-                "eigen_smooth needs the activations of one layer: leave it out, or take method='eigencam'"
-            )
+            raise MethodError("eigen_smooth needs the activations of one layer: omit it, or use method='eigencam'")
         if not isinstance(input_tensor, Tensor):
             raise InputError(f"input_tensor must be a tensor of images, not {short_repr(input_tensor)}")
         wanted = None if targets is None else [find_target(target) for target in targets]
@@ -122,11 +120,11 @@ class VitreousCAM:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is left in the model, so there is nothing to release."""
+        """Do nothing: no hooks were registered."""
 
 
 def cam_class(method: str, **options: Any) -> Callable[..., VitreousCAM]:
-    """What stands for a class of pytorch-grad-cam in a table of methods: called with the model, it makes the object.
+    """Return a callable that creates the object from a model, to replace a class in a table of methods.
 
     Args:
         method: spelling of the method.
@@ -143,7 +141,7 @@ def cam_class(method: str, **options: Any) -> Callable[..., VitreousCAM]:
 
 
 def find_target(target: Any) -> int | Target:
-    """A target of pytorch-grad-cam as what ``explain`` takes; a class stays one, as methods expect it."""
+    """Convert a target of pytorch-grad-cam to a target of ``explain``; classes stay classes."""
     if isinstance(target, Target) or (isinstance(target, int) and not isinstance(target, bool)):
         return target
     name = type(target).__name__
@@ -157,8 +155,8 @@ def find_target(target: Any) -> int | Target:
 
 
 def _of_every_image(target: Callable[[Any], Tensor], output: Any) -> Tensor:
-    """The target of each image, which is told the output of that image alone."""
+    """Apply the target to the output of each image."""
     found = [target(one) for one in (output if isinstance(output, Tensor | list | tuple) else class_scores(output))]
     if any(not isinstance(one, Tensor) or one.numel() != 1 for one in found):
-        raise TargetError("a target must give one number for the output of an image")
+        raise TargetError("a target must return one number for the output of an image")
     return torch.stack([one.reshape(()) for one in found])

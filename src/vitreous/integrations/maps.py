@@ -1,4 +1,4 @@
-"""Maps in the pixels of the model's input, and our protocols on maps that others made."""
+"""Scores of patches as maps of pixels, and protocols on maps made by other libraries."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from vitreous.models.pixels import Images, Model, find_model, find_pixels
 
 Spread = Literal["share", "value", "smooth"]
 
-# They explain other images or another network, which takes the method and not its maps.
+# These explain other images or another network, so they need the method and not only its maps.
 _EXPLAIN_AGAIN = (Randomisation, Sensitivity, EfficientRandomisation, ShiftStability)
 
 
 def pixel_maps(explanation: Explanation, method: str, spread: Spread = "share") -> Tensor:
-    """Raw scores of patches as raw scores of pixels.
+    """Convert raw scores of patches to raw scores of pixels.
 
     Args:
-        explanation: whose maps.
+        explanation: the explanation.
         method: one of its methods.
-        spread: ``share``: every pixel has an equal part of its patch's score, so that the sum over pixels is the sum
-            over patches; ``value``: every pixel has the score of its patch; ``smooth``: interpolated between the
-            patches' centres.
+        spread: ``share``: the score is divided equally among the pixels of the patch, so that the sum over pixels is
+            the sum over patches; ``value``: every pixel has the score of its patch; ``smooth``: interpolated between
+            patch centres.
 
     Returns:
-        (batch, height, width), or (batch, k, height, width) for k classes; of volumes with their depth before the
-        height. Maps of pixels stay as they are.
+        (batch, height, width), or (batch, k, height, width) for k classes; for volumes with the depth before the
+        height. Maps of pixels are returned unchanged.
     """
     if spread not in get_args(Spread):
         given = spread if isinstance(spread, str) else short_repr(spread)
@@ -74,7 +74,7 @@ def _equal_cells(grid: Size, size: Size) -> PatchGeometry:
 
 
 def unit_maps(explanation: Explanation, method: str) -> Tensor:
-    """Smooth maps in [0, 1] at the input's size: of signed ones what speaks for the class, as CAM libraries show it."""
+    """Smooth maps in [0, 1] at the input's size; negative scores are clamped, as CAM libraries do."""
     grid, scores = explanation.grid_of(method), explanation.scores[method]
     shown = scores.clamp(min=0) if explanation.signed[method] else scores
     size, geometry = explanation.image_size, explanation.geometry
@@ -83,12 +83,12 @@ def unit_maps(explanation: Explanation, method: str) -> Tensor:
 
 @dataclass(frozen=True)
 class MapResults:
-    """What a protocol measured on maps that others made.
+    """Results of a protocol on given maps.
 
     Attributes:
-        protocol: how it was measured.
+        protocol: the protocol, without tasks that need the method.
         rows: one row per image and name: ``image``, ``method``, ``error`` and the protocol's columns.
-        estimates: by name, every metric by its name, with its interval over the images.
+        estimates: for each name, the estimate of each metric with its interval over the images.
     """
 
     protocol: Protocol
@@ -97,7 +97,7 @@ class MapResults:
 
     @property
     def errors(self) -> dict[tuple[str, str], str]:
-        """Why maps could not be measured, by image and name."""
+        """Reasons why maps could not be measured, by image and name."""
         return {(str(row["image"]), str(row["method"])): str(row["error"]) for row in self.rows if row["error"]}
 
     def __str__(self) -> str:
@@ -122,29 +122,29 @@ def evaluate_maps(
     objects: Sequence[Sequence[int | None]] | None = None,
     names: Sequence[str] | None = None,
 ) -> MapResults:
-    """Measure maps that were made elsewhere under one of our protocols.
+    """Run a protocol on maps made by another library.
 
-    Nothing is stored. What explains other images or another network by the same method (model randomisation,
-    sensitivity, shifts) cannot be measured on maps and is left out with a warning.
+    Nothing is stored. Tasks that explain other images or another network (model randomisation, sensitivity, shifts)
+    need the method itself and are skipped with a warning.
 
     Args:
-        model: as ``explain`` takes it, with known preprocessing: a name, a model that timm made, or a pair of a model
-            and its ``Preprocessing``.
-        images: a preprocessed tensor (batch, 3, height, width), or pictures, which are preprocessed as the model's own
-            preprocessing says, whatever the protocol's way to resize.
-        maps: numpy arrays or tensors, higher for what speaks more for the class: (batch, rows, columns) of the patch
-            grid or (batch, height, width) of the input, or (batch, k, ...) for k classes; several in a mapping by name.
+        model: as for ``explain``, with known preprocessing: a name, a timm model, or a pair of a model and its
+            ``Preprocessing``.
+        images: a preprocessed tensor (batch, 3, height, width), or image files and PIL images, which get the model's
+            own preprocessing, not the protocol's resizing.
+        maps: numpy arrays or tensors, higher values for more evidence: (batch, rows, columns) on the patch grid or
+            (batch, height, width) on the input, or (batch, k, ...) for k classes; several in a mapping by name.
         protocol: a protocol on images, or its name.
-        targets: the class that each map explains, one for all, (batch,) or (batch, k); the predicted one by default.
-            Maps of other classes that the protocol asks for are missing, and counted as such.
-        labels: the true class of each image, where the protocol needs it.
-        masks: (batch, height, width) at the model's resolution: 0 background, n the n-th object, -1 not counted.
+        targets: the class that each map explains: one for all, (batch,) or (batch, k); the predicted one by default. If
+            the protocol needs maps of other classes, the image counts as failed.
+        labels: the true class of each image, if the protocol needs it.
+        masks: (batch, height, width) at the model's resolution: 0 background, n the n-th object, -1 ignored.
         objects: for every image the classes of object 1, 2, ...
-        names: of the images, which seed what is random.
+        names: names of the images, which seed random choices.
 
     Raises:
-        ProtocolError: the protocol cannot be measured on given maps.
-        InputError: the shapes do not fit.
+        ProtocolError: the protocol cannot be run on given maps.
+        InputError: shapes do not match.
 
     Examples:
         >>> import numpy as np
@@ -188,18 +188,18 @@ def evaluate_maps(
 
 def _on_maps(protocol: Protocol) -> Protocol:
     if protocol.reads != "photos":
-        raise ProtocolError(f"{protocol.name} is measured on texts, not on maps of images")
+        raise ProtocolError(f"{protocol.name} evaluates texts, not images")
     if protocol.mosaic is not None:
-        raise ProtocolError(f"{protocol.name} is measured on mosaics of photos, of which there are no maps here")
+        raise ProtocolError(f"{protocol.name} explains mosaics of images, for which no maps were given")
     tasks = tuple(task for task in protocol.tasks if not isinstance(task, _EXPLAIN_AGAIN))
     left_out = [task.kind for task in protocol.tasks if task not in tasks]
     if not tasks:
         raise ProtocolError(
-            f"{protocol.name} explains other images or weights by the same method; maps alone are not enough: "
-            "use vitreous.evaluate with a method, your own one by vitreous.plugin"
+            f"{protocol.name} explains other images or weights, so maps alone are not enough: use vitreous.evaluate "
+            "with a method, and vitreous.plugin to register your own"
         )
     if left_out:
-        warn_caller(f"not measured on given maps, for it takes the method itself: {', '.join(left_out)}")
+        warn_caller(f"skipped, because they need the method and not only its maps: {', '.join(left_out)}")
     return replace(protocol, tasks=tasks)
 
 
@@ -210,7 +210,7 @@ def _with_preprocessing(model: Model) -> LoadedModel:
         if not isinstance(found, nn.Module):
             raise InputError(f"model must be an nn.Module or a name, not {name}")
         raise ModelError(
-            f"the preprocessing of {name} is not known, and with it the value of a black pixel: give a pair "
+            f"the preprocessing of {name} is not known, so the value of a black pixel is not known either: pass a pair "
             "(model, vitreous.models.Preprocessing(...))"
         )
     return with_resolved_outputs(replace(found, model=evaluation_copy(found.model)))
@@ -280,7 +280,7 @@ class _GivenSample:
 
 
 class _GivenMaps(ImageAdapter):
-    """Images that are preprocessed already, and their maps."""
+    """Preprocessed images and their maps."""
 
     def __init__(self, model: LoadedModel, protocol: Protocol) -> None:
         super().__init__(model, protocol.resize)
@@ -310,7 +310,7 @@ class _GivenMaps(ImageAdapter):
             missing = [str(target) for target in classes if target not in explained]
             if missing:
                 raise MissingAnnotationError(
-                    f"the protocol measures the map of {missing[0]}, and the maps given explain "
+                    f"the protocol needs the map of class {missing[0]}, and the given maps explain "
                     f"{', '.join(map(str, explained))}: give maps (batch, k, ...) and targets (batch, k)"
                 )
             for method in methods:

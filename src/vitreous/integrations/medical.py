@@ -1,7 +1,7 @@
 """Read DICOM and NIfTI images, and write overlays as DICOM secondary captures.
 
-Models of images take 8-bit RGB, so a window maps the stored values to black and white; models of volumes take the tensor
-that ``read_volume`` gives. Not for diagnostic use.
+Models of images take 8-bit RGB, so a window maps the stored values to black and white; 3-D models take the tensor that
+``read_volume`` gives. Not for diagnostic use.
 """
 
 from __future__ import annotations

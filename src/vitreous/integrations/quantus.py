@@ -1,4 +1,4 @@
-"""Every method as an ``explain_func`` of quantus; our protocols on maps of others are ``vitreous.evaluate_maps``."""
+"""Methods as an ``explain_func`` of quantus. ``vitreous.evaluate_maps`` runs our protocols on given maps."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def explain_func(
     channel_first: bool = True,
     **options: Any,
 ) -> NDArray[Any]:
-    """Explain images as quantus asks for it: numpy in, numpy out.
+    """Explain images with the signature of a quantus ``explain_func``: numpy in, numpy out.
 
     Args:
-        model: the network, or quantus's wrapper of it.
+        model: the network, or quantus' wrapper of it.
         inputs: images (batch, channel, height, width), preprocessed.
         targets: one class per image; ``None`` for the predicted ones.
-        method: spelling of the method; ``quantus.evaluate`` gives the name that ``xai_methods`` has it under.
-        spread: how the score of a patch becomes those of its pixels: ``value``: each has that score; ``share``: an
-            equal part of it; ``smooth``: interpolated, see ``vitreous.integrations.maps.pixel_maps``.
-        device: where the model runs; where it is by default. quantus always names one.
+        method: spelling of the method; ``quantus.evaluate`` passes the key in ``xai_methods``.
+        spread: how scores of patches become scores of pixels: ``value``: repeated; ``share``: divided equally;
+            ``smooth``: interpolated, see ``vitreous.integrations.maps.pixel_maps``.
+        device: device to run on; the model's own by default. quantus always passes one.
         channel_first: must be true: Vision Transformers of torch take channels first.
-        **options: of ``vitreous.explain``, such as ``outputs`` or ``stage``.
+        **options: options of ``vitreous.explain``, such as ``outputs`` or ``stage``.
 
     Returns:
         Scores of pixels, (batch, 1, height, width).

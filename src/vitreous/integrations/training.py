@@ -1,8 +1,8 @@
-"""Maps and trust figures while a model is trained, logged to TensorBoard, MLflow or Weights & Biases.
+"""Log maps and trust metrics during training to TensorBoard, MLflow or Weights & Biases.
 
-``watch`` is called after every step or hooks an optimiser; ``lightning_callback`` does the same in PyTorch Lightning.
-Both write through ``MapLogger``, which a logger of one's own can implement. The model is explained in evaluation mode
-by a copy that shares its weights: its mode, its gradients and all random generators stay as they are.
+``watch`` counts the steps of an optimizer or is called after every step; ``lightning_callback`` does the same in
+PyTorch Lightning. Both write through the interface ``MapLogger``. The explained model is an evaluation-mode copy that
+shares the weights; mode, gradients and random generators of the trained model do not change.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ __all__ = [
 
 @runtime_checkable
 class MapLogger(Protocol):
-    """Where figures go; anything with these two methods is one."""
+    """The logger interface: any object with these two methods."""
 
     def log_numbers(self, numbers: Mapping[str, float], step: int) -> None:
-        """Write numbers by name, at a training step."""
+        """Log numbers by name at a training step."""
 
     def log_images(self, images: Mapping[str, Image.Image], step: int) -> None:
-        """Write RGB images by name, at a training step."""
+        """Log RGB images by name at a training step."""
 
 
 class TensorBoardLogger:
-    """Writes to a ``torch.utils.tensorboard.SummaryWriter``.
+    """Logs to a ``torch.utils.tensorboard.SummaryWriter``.
 
     Args:
-        writer: the writer, or the folder of a new one, which ``close`` ends.
+        writer: the writer, or a folder for a new one, which ``close`` closes.
     """
 
     def __init__(self, writer: Any) -> None:
@@ -92,11 +92,11 @@ class TensorBoardLogger:
 
 
 class MLflowLogger:
-    """Writes to a run of MLflow, by default the active one.
+    """Logs to an MLflow run.
 
     Args:
-        run_id: of another run.
-        client: an ``MlflowClient``; the one of the current tracking address by default.
+        run_id: the run; the active one by default.
+        client: an ``MlflowClient``; one for the current tracking URI by default.
     """
 
     def __init__(self, run_id: str | None = None, client: Any = None) -> None:
@@ -123,12 +123,12 @@ class MLflowLogger:
 
 
 class WandbLogger:
-    """Writes to a run of Weights & Biases, by default the current one.
+    """Logs to a Weights & Biases run.
 
-    Figures have an axis of their own, ``vitreous/step``: the run's own step only grows, and is the caller's.
+    Values have their own axis, ``vitreous/step``, because the step of the run must increase and belongs to the caller.
 
     Args:
-        run: what ``wandb.init`` returned.
+        run: the object that ``wandb.init`` returned; the current run by default.
     """
 
     _AXIS = "vitreous/step"
@@ -158,10 +158,11 @@ class WandbLogger:
 
 
 def find_logger(logger: Any) -> MapLogger:
-    """The adapter of a logger: one of these, a ``SummaryWriter``, a run of W&B or MLflow, or Lightning's for them.
+    """Return the adapter for a logger.
 
     Args:
-        logger: that, ``"mlflow"`` or ``"wandb"`` for the current run, or a folder for TensorBoard.
+        logger: a ``MapLogger``, a ``SummaryWriter``, a run of W&B or MLflow, a Lightning logger for one of these,
+            ``"mlflow"`` or ``"wandb"`` for the active run, or a folder for TensorBoard.
 
     Raises:
         InputError: it is none of these.
@@ -172,18 +173,18 @@ def find_logger(logger: Any) -> MapLogger:
         return MLflowLogger() if logger == "mlflow" else WandbLogger()
     if isinstance(logger, str | Path) or hasattr(logger, "add_image"):
         return TensorBoardLogger(logger)
-    inner = getattr(logger, "experiment", None)  # of a logger of Lightning
+    inner = getattr(logger, "experiment", None)  # of a Lightning logger
     for run in (logger, inner):
         if (adapter := _adapter_of(run, getattr(logger, "run_id", None))) is not None:
             return adapter
     raise InputError(
-        "logger must be a SummaryWriter or a folder (TensorBoard), a run of MLflow or W&B, one of Lightning's loggers "
-        f"for these, or an object with log_numbers and log_images, not {short_repr(logger)}"
+        "logger must be a SummaryWriter or a folder (TensorBoard), an MLflow or W&B run, a Lightning logger for one of "
+        f"these, or an object with log_numbers and log_images, not {short_repr(logger)}"
     )
 
 
 def _adapter_of(run: Any, run_id: str | None) -> MapLogger | None:
-    """By what a writer, run or client can do, so that its package need not be imported."""
+    """Find the adapter by attributes, so that no package has to be imported."""
     if hasattr(run, "add_image"):
         return TensorBoardLogger(run)
     if hasattr(run, "define_metric"):
@@ -195,16 +196,16 @@ def _adapter_of(run: Any, run_id: str | None) -> MapLogger | None:
 
 
 def _plain_name(name: str) -> str:
-    """A name with the characters that MLflow takes."""
+    """Replace characters that MLflow does not allow in names."""
     return re.sub(r"[^\w./ -]+", "-", name)
 
 
 class Watcher:
-    """Logs the maps of some images every so many steps; ``watch`` makes it.
+    """Logs the maps of some images every ``every`` steps; created by ``watch``.
 
     Attributes:
-        count: steps so far.
-        last: the last explanation that was logged.
+        count: number of steps so far.
+        last: the explanation that was logged last.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class Watcher:
     ) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise InputError(f"every must be a whole number of steps above 0, not {short_repr(every)}")
-        find_recipes(DEFAULT_METHODS if methods is None else methods)  # a wrong spelling is told of now
+        find_recipes(DEFAULT_METHODS if methods is None else methods)  # raises for a wrong spelling
         self._model = find_model(model, images)
         self._pixels, self._pictures = find_pixels(self._model, network_of(self._model), images)
         self._names = [str(number) for number in range(len(self._pixels))] if names is None else list(names)
@@ -238,13 +239,13 @@ class Watcher:
         self.last: Explanation | None = None
 
     def step(self, step: int | None = None) -> bool:
-        """Count a training step; log if it is one of every so many.
+        """Count a training step, and log at every ``every``-th one.
 
         Args:
-            step: the number of steps so far, where the caller counts them.
+            step: the number of steps so far; counted here by default.
 
         Returns:
-            Whether it was logged.
+            Whether this step was logged.
         """
         self.count = self.count + 1 if step is None else int(step)
         if self.count % self._every:
@@ -253,9 +254,9 @@ class Watcher:
         return True
 
     def log(self, step: int | None = None) -> None:
-        """Explain the images and log maps and figures now.
+        """Explain the images and log maps and metrics now.
 
-        What goes wrong the first time is raised. Later, a training run goes on with a warning.
+        Errors are raised the first time. Later they become warnings, so that training continues.
         """
         step = self.count if step is None else int(step)
         try:
@@ -289,7 +290,7 @@ class Watcher:
         self.last = explanation
 
     def _changes(self, explanation: Explanation) -> dict[str, float]:
-        """How alike the maps are to those that were logged before: mean rank correlation over images and classes."""
+        """Mean rank correlation with the maps of the previous log, over images and classes."""
         found = {}
         for method, scores in explanation.scores.items():
             now = scores.detach().flatten(0, -2).cpu()
@@ -316,7 +317,7 @@ class Watcher:
         return found | ({f"{place}/agreement": float(np.mean(agreements))} if agreements else {})
 
     def hook(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count the steps of an optimiser, so that ``step`` need not be called."""
+        """Count the steps of an optimizer, so that ``step`` need not be called."""
 
         def count(*_: Any) -> None:
             self.step()
@@ -324,7 +325,7 @@ class Watcher:
         self._hook = optimizer.register_step_post_hook(count)
 
     def close(self) -> None:
-        """Stop watching; loggers stay open, for they are the caller's."""
+        """Stop counting steps; the loggers stay open."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -353,24 +354,24 @@ def watch(
     prefix: str = "vitreous",
     **options: Any,
 ) -> Watcher:
-    """Log maps of some images, and what they are worth, while a model is trained.
+    """Log maps of some images, and how far to trust them, during training.
 
     Args:
-        model: as ``explain`` takes it; the object that is trained.
-        images: a few images, as ``explain`` takes them: they are explained again and again.
-        logger: where figures go, or a list of such, see ``find_logger``.
-        every: how many steps lie between two logs.
+        model: see ``explain``; the object that is trained.
+        images: see ``explain``; a few images, which are explained at every log.
+        logger: the logger or a list of loggers, see ``find_logger``.
+        every: number of steps between two logs.
         methods: see ``explain``.
-        target: see ``explain``; a class keeps the maps comparable while predictions change.
-        optimizer: counts its steps; otherwise call ``step`` of the result after each.
-        names: of the images.
-        trust: log the figures of ``vitreous.trust`` too, which costs some nine passes of each image.
-        at_start: log the untrained model too, so that what is wrong shows before hours of training.
-        prefix: of all names.
-        **options: of ``explain``.
+        target: see ``explain``; a fixed class keeps maps comparable while predictions change.
+        optimizer: the optimizer whose steps are counted; without it, call ``step`` of the result after each step.
+        names: names of the images.
+        trust: log the metrics of ``vitreous.trust`` too, at a cost of about nine forward passes per image.
+        at_start: log the untrained model too, so that errors show up before training.
+        prefix: prefix of all names.
+        **options: options of ``explain``.
 
     Returns:
-        The watcher, which can be used as a context.
+        The watcher, which is also a context manager.
 
     Examples:
         >>> import torch
@@ -395,7 +396,7 @@ def watch(
 
 @contextmanager
 def _random_states() -> Iterator[None]:
-    """Restore all random generators, also Python's and numpy's."""
+    """Restore the random generators of torch, Python and numpy."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one that others use
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
@@ -408,15 +409,15 @@ def _random_states() -> Iterator[None]:
 def lightning_callback(
     images: Images, *, model: str | None = None, logger: Any = None, every: int = 100, **options: Any
 ) -> Any:
-    """A callback for PyTorch Lightning's ``Trainer`` that logs maps as ``watch`` does.
+    """Return a callback for PyTorch Lightning's ``Trainer`` that logs maps as ``watch`` does.
 
     Args:
         images: see ``watch``.
         model: the attribute of the ``LightningModule`` that holds the network, such as ``"net"`` or ``"net.backbone"``;
             by default the module itself, whose ``forward`` takes images.
-        logger: see ``watch``; by default all loggers of the trainer that can take figures.
-        every: how many optimiser steps (``trainer.global_step``) lie between two logs.
-        **options: of ``watch``, such as ``methods``, ``target``, ``trust``.
+        logger: see ``watch``; by default all loggers of the trainer that support images.
+        every: number of optimizer steps (``trainer.global_step``) between two logs.
+        **options: options of ``watch``, such as ``methods``, ``target``, ``trust``.
 
     Examples:
         >>> from vitreous.integrations.training import lightning_callback
@@ -425,7 +426,7 @@ def lightning_callback(
     base: Any = _lightning().Callback
 
     class MapCallback(base):  # type: ignore[misc]  # the package that is installed
-        """Logs maps and trust figures every so many optimiser steps."""
+        """Logs maps and trust metrics every ``every`` optimizer steps."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -439,7 +440,7 @@ def lightning_callback(
                 self._last = trainer.global_step
 
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-            # Batches whose gradients are accumulated are no steps.
+            # With gradient accumulation, not every batch is a step.
             if self.watcher is not None and trainer.global_step != self._last:
                 self._last = trainer.global_step
                 self.watcher.step(trainer.global_step)
@@ -448,7 +449,7 @@ def lightning_callback(
 
 
 def _lightning() -> Any:
-    """Lightning under the name that is in use, or else installed."""
+    """Import Lightning under the name that is already imported, or else installed."""
     names = ("lightning.pytorch", "pytorch_lightning")
     for name in (*(name for name in names if name in sys.modules), *names):
         try:
@@ -464,9 +465,11 @@ def _loggers_of(trainer: Any) -> list[MapLogger]:
         try:
             found.append(find_logger(each))
         except InputError:
-            continue  # such as the CSV logger, which has no place for pictures
+            continue  # such as the CSV logger, which has no images
     if not found:
-        raise InputError("the trainer has no logger for figures: give it one of TensorBoard, MLflow or W&B, or logger=")
+        raise InputError(
+            "the trainer has no logger for images: add one for TensorBoard, MLflow or W&B, or pass logger="
+        )
     return found
 
 

@@ -1,7 +1,7 @@
 """Ceilings by search on the metric itself: MDA [walker2025metric][] and LiMA [chen2025less][].
 
-Both find an order of regions by asking the model, as ``oracle`` does, with the papers' own searches. Regions are whole
-patches or squares of them, and what is left out is dropped from the sequence, where the papers paint it.
+Both search for an order of regions by running the model on subsets, as ``oracle`` does, with the papers' searches.
+Regions are patches or squares of patches; the others are dropped from the sequence, where the papers paint them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from vitreous.methods.perturbation import PerturbationMethod, all_targets, windo
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 
-_REACHED = 0.9  # of the way from nothing to the whole photo: from here on MDA orders by deletion
+_REACHED = 0.9  # of the way from nothing to the whole image: from here on MDA orders by deletion
 _MOST_CANDIDATES = 28  # of one step of MDA's search
 _PENDING = 8  # candidates for the last place that LiMA looks at more closely
 _CONSISTENCY, _COLLABORATION, _CONFIDENCE = 20.0, 5.0, 0.01  # weights of LiMA's program
 
 
 class RegionSearch(PerturbationMethod):
-    """An order of regions found by asking the model with some of them.
+    """An order of regions found by running the model on subsets of them.
 
     Args:
-        cells: regions along each side of the picture; 0 for single patches.
+        cells: regions along each side of the image; 0 for single patches.
     """
 
     _by = "drop"
@@ -46,7 +46,7 @@ class RegionSearch(PerturbationMethod):
         region_of = regions.int().argmax(dim=0)
         found = []
         for image, targets in enumerate(all_targets(view)):
-            searches = [self.search(Asked(view, image, int(target), regions)) for target in targets]
+            searches = [self.search(RegionSubsets(view, image, int(target), regions)) for target in targets]
             found.append(torch.stack([values.to(view.dtype)[region_of] for values in searches]))
         return torch.stack(found).to(view.target.device)
 
@@ -59,12 +59,12 @@ class RegionSearch(PerturbationMethod):
         return windows(grid, side, side)
 
     @abstractmethod
-    def search(self, asked: Asked) -> Tensor:
+    def search(self, subsets: RegionSubsets) -> Tensor:
         """The score of every region, (regions,)."""
 
 
-class Asked:
-    """One photo and class: the model's probabilities with some regions of it."""
+class RegionSubsets:
+    """The model's probabilities for subsets of the regions of one image, with a cache."""
 
     def __init__(self, view: View, image: int, target: int, regions: Tensor) -> None:
         self._view, self._image, self.target, self._regions = view, image, target, regions
@@ -72,7 +72,7 @@ class Asked:
         self.count = len(regions)
 
     def probabilities(self, sets: list[tuple[int, ...]]) -> Tensor:
-        """Of all classes, (sets, classes), with the regions of each set alone; asked sets are remembered."""
+        """Probabilities of all classes with only the regions of each set, (sets, classes); cached."""
         sets = [tuple(sorted(each)) for each in sets]
         new = [each for each in dict.fromkeys(sets) if each not in self._known]
         kept = {each: self._regions[list(each)].any(dim=0).nonzero()[:, 0] for each in new}
@@ -108,39 +108,39 @@ class MetricDriven(RegionSearch):
     """MDA: an order that is best for insertion first and for deletion after that, and the drops of its curve as sizes.
 
     Regions are first ranked by what the probability loses without each. Insertion puts in, of the 2 sqrt(n) highest
-    that are left, the one that raises it most, until 0.9 of the way to the whole photo. The others are ordered from the
+    that are left, the one that raises it most, until 0.9 of the way to the whole image. The others are ordered from the
     end: starting from nothing, of the 2 sqrt(n) lowest the one that raises it least. Sizes are the drops of the mean of
     insertion and deletion curve along that order, made monotone, so that they keep it; the paper makes the curve convex
     by a quadratic program, which orders the same.
     """
 
-    def search(self, asked: Asked) -> Tensor:
+    def search(self, subsets: RegionSubsets) -> Tensor:
         """Order, then sizes."""
-        order = self.order(asked)
-        return _sizes(asked, order)
+        order = self.order(subsets)
+        return _sizes(subsets, order)
 
-    def order(self, asked: Asked) -> list[int]:
+    def order(self, subsets: RegionSubsets) -> list[int]:
         """All regions, the most important first."""
-        whole = float(asked.of_class([asked.all])[0])
-        losses = whole - asked.of_class([asked.without((number,)) for number in asked.all])
+        whole = float(subsets.of_class([subsets.all])[0])
+        losses = whole - subsets.of_class([subsets.without((number,)) for number in subsets.all])
         ranked = losses.argsort(descending=True, stable=True).tolist()
-        first = self._best_first(asked, ranked, whole)
+        first = self._best_first(subsets, ranked, whole)
         rest = [number for number in reversed(ranked) if number not in set(first)]
         last: list[int] = []
         while rest:
-            candidates = rest[: _candidates(asked.count)]
-            outputs = asked.of_class([(*last, number) for number in candidates])
+            candidates = rest[: _candidates(subsets.count)]
+            outputs = subsets.of_class([(*last, number) for number in candidates])
             last.append(candidates[int(outputs.argmin())])
             rest.remove(last[-1])
         return [*first, *reversed(last)]
 
-    def _best_first(self, asked: Asked, ranked: list[int], whole: float) -> list[int]:
+    def _best_first(self, subsets: RegionSubsets, ranked: list[int], whole: float) -> list[int]:
         found: list[int] = []
         left = list(ranked)
         start: float | None = None
         while left:
-            candidates = left[: _candidates(asked.count)]
-            outputs = asked.of_class([(*found, number) for number in candidates])
+            candidates = left[: _candidates(subsets.count)]
+            outputs = subsets.of_class([(*found, number) for number in candidates])
             # Some models have nothing to read without patches: their way starts at the worst single region.
             start = float(outputs.min()) if start is None else start
             found.append(candidates[int(outputs.argmax())])
@@ -159,38 +159,38 @@ class SubmodularSearch(RegionSearch):
     regions' features) is off there.
     """
 
-    def search(self, asked: Asked) -> Tensor:
+    def search(self, subsets: RegionSubsets) -> Tensor:
         """Ranks from 1 down to 0."""
-        order = self.order(asked)
-        ranks = torch.empty(asked.count, dtype=torch.float64)
-        ranks[order] = torch.linspace(1, 0, asked.count, dtype=torch.float64)
+        order = self.order(subsets)
+        ranks = torch.empty(subsets.count, dtype=torch.float64)
+        ranks[order] = torch.linspace(1, 0, subsets.count, dtype=torch.float64)
         return ranks
 
-    def order(self, asked: Asked) -> list[int]:
+    def order(self, subsets: RegionSubsets) -> list[int]:
         """All regions, the most important first."""
         front: tuple[int, ...] = ()
         end: tuple[int, ...] = ()
-        left = list(asked.all)
+        left = list(subsets.all)
         while len(left) > 1:
-            values = self.value(asked, [(*front, number) for number in left])
+            values = self.value(subsets, [(*front, number) for number in left])
             best = int(values.argmax())
             lowest = values.argsort(stable=True)[:_PENDING].tolist() if len(left) > _PENDING else []
             pending = [left[place] for place in lowest if place != best]
             front = (*front, left[best])
             left.remove(front[-1])
             if pending:
-                end_values = self.value(asked, [(*end, number) for number in pending])
+                end_values = self.value(subsets, [(*end, number) for number in pending])
                 end = (*end, pending[int(end_values.argmin())])
                 left.remove(end[-1])
         return [*front, *left, *reversed(end)]
 
-    def value(self, asked: Asked, sets: list[tuple[int, ...]]) -> Tensor:
+    def value(self, subsets: RegionSubsets, sets: list[tuple[int, ...]]) -> Tensor:
         """F of some sets, (sets,)."""
-        probabilities = asked.probabilities(sets)
+        probabilities = subsets.probabilities(sets)
         entropy = torch.special.entr(probabilities).sum(dim=1)
         confidence = 1 - entropy / math.log(max(2, probabilities.shape[1]))
-        without = asked.of_class([asked.without(each) for each in sets])
-        consistency = probabilities[:, asked.target]
+        without = subsets.of_class([subsets.without(each) for each in sets])
+        consistency = probabilities[:, subsets.target]
         found: Tensor = _CONSISTENCY * consistency + _COLLABORATION * (1 - without) + _CONFIDENCE * confidence
         return found
 
@@ -199,13 +199,13 @@ def _candidates(count: int) -> int:
     return max(1, min(_MOST_CANDIDATES, 2 * math.isqrt(count)))
 
 
-def _sizes(asked: Asked, order: list[int]) -> Tensor:
+def _sizes(subsets: RegionSubsets, order: list[int]) -> Tensor:
     """What each region of an order takes off the curve, made monotone; equal ones still keep the order."""
-    count = asked.count
+    count = subsets.count
     steps = range(1, count)
-    inserted = asked.of_class([tuple(order[:step]) for step in steps])
-    deleted = asked.of_class([tuple(order[step:]) for step in steps])
-    whole = asked.of_class([asked.all])
+    inserted = subsets.of_class([tuple(order[:step]) for step in steps])
+    deleted = subsets.of_class([tuple(order[step:]) for step in steps])
+    whole = subsets.of_class([subsets.all])
     # Both run from the least to the most: what is gained by insertion, and what is lost by deletion.
     gained = torch.cat((inserted, whole)) / whole.clamp(min=torch.finfo(whole.dtype).tiny)
     lost = 1 - torch.cat((deleted, deleted[-1:])) / whole.clamp(min=torch.finfo(whole.dtype).tiny)
@@ -240,9 +240,9 @@ def _decreasing(values: Tensor) -> Tensor:
     signed=False,
 )
 def mda(
-    *, cells: Annotated[int, "regions along each side of the picture; 0 for single patches", AtMost(1000)] = 0
+    *, cells: Annotated[int, "regions along each side of the image; 0 for single patches", AtMost(1000)] = 0
 ) -> MetricDriven:
-    """Ceiling: the order of patches that is best for insertion, then for deletion, found by asking the model."""
+    """Ceiling: the order of patches that is best for insertion, then for deletion, found by a search on subsets."""
     return MetricDriven(cells)
 
 
@@ -257,7 +257,7 @@ def mda(
     signed=False,
 )
 def lima(
-    *, cells: Annotated[int, "regions along each side of the picture; 0 for single patches", AtMost(1000)] = 7
+    *, cells: Annotated[int, "regions along each side of the image; 0 for single patches", AtMost(1000)] = 7
 ) -> SubmodularSearch:
     """Ceiling: an order of regions by greedy search from both ends on a submodular score of the model's output."""
     return SubmodularSearch(cells)

@@ -128,7 +128,7 @@ class CheckedView(View):
         return layer == self.depth and self.layout.pooled_by_attention
 
     def _check(self, argument: str, name: str, what: str, layer: int, held: frozenset[int]) -> None:
-        """Raise unless a read was declared; the message says what to write.
+        """Raise unless a read was declared; the message shows what to declare.
 
         Args:
             argument: the argument of ``plugin.method`` that declares it, ``activations`` or ``gradients``.

@@ -76,7 +76,7 @@ def content_seed(inputs: Inputs, row: int, seed: int) -> int:
 
 
 class CentredGaussian(Control):
-    """exp(-(u² + v²) / 2 s²) with u and v the distance from the centre as a part of the picture's height and width.
+    """exp(-(u² + v²) / 2 s²) with u and v the distance from the centre as a part of the image's height and width.
 
     Of a volume also its depth counts, of a clip its length.
     """
@@ -96,7 +96,7 @@ class CentredGaussian(Control):
 
 
 class Edges(Control):
-    """Mean over channels and pixels of a patch of the Sobel gradient's length, of the picture as the model sees it."""
+    """Mean over channels and pixels of a patch of the Sobel gradient's length, of the image as the model sees it."""
 
     def needs(self, layer: int, depth: int) -> Needs:
         """A picture: the Sobel gradient is that of a plane."""
@@ -200,9 +200,9 @@ def random_order(*, seed: Annotated[int, "of the numbers, together with the imag
     signed=False,
 )
 def centre(
-    *, spread: Annotated[float, "standard deviation, as a part of the picture's height and width"] = 0.25
+    *, spread: Annotated[float, "standard deviation, as a part of the image's height and width"] = 0.25
 ) -> CentredGaussian:
-    """Control: a Gaussian in the centre of the picture, where photographers put objects."""
+    """Control: a Gaussian in the centre of the image, where photographers put objects."""
     return CentredGaussian(spread)
 
 
@@ -216,7 +216,7 @@ def centre(
     signed=False,
 )
 def edges() -> Edges:
-    """Control: how strong the edges of the picture are in each patch, whatever the model does."""
+    """Control: how strong the edges of the image are in each patch, whatever the model does."""
     return Edges()
 
 

@@ -1,4 +1,4 @@
-"""DAVE [wrobel2026dave][]: the model's effective linear map, averaged over small moves of the picture and smoothed."""
+"""DAVE [wrobel2026dave][]: the model's effective linear map, averaged over small moves of the image and smoothed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EquivariantGradient(Procedure):
 
     A ViT's input gradient is the map that it applies, L(x), plus what that map changes by; L(x) is the gradient with
     attention, norms and gates held constant. Its mean over small moves g, each undone afterwards, keeps what moves with
-    the picture and loses what stays with the patch grid. How far moves go, how many there are and how wide the low-pass
+    the image and loses what stays with the patch grid. How far moves go, how many there are and how wide the low-pass
     is are options, since the paper's numbers could not be verified.
 
     Args:
@@ -70,7 +70,7 @@ class EquivariantGradient(Procedure):
         return input_scores(images * smooth, view.layout, self.resolution)
 
     def moves(self, grid: Size) -> Tensor:
-        """Draw matrices (samples, 3, 3) that take places of the moved picture, from -1 to 1, to the picture's."""
+        """Draw matrices (samples, 3, 3) that take places of the moved image, from -1 to 1, to the image's."""
         drawn = 2 * uniform(self._samples, 3, generator=seeded(self._seed)).double() - 1
         drawn[0] = 0
         angle = drawn[:, 0] * math.radians(self._angle)
@@ -122,11 +122,11 @@ def low_pass(images: Tensor, deviations: list[float]) -> Tensor:
 def dave(
     *,
     resolution: ResolutionOption = "patch",
-    samples: Annotated[int, "moved pictures, one forward and one backward pass each", AtMost(10_000)] = 16,
+    samples: Annotated[int, "moved images, one forward and one backward pass each", AtMost(10_000)] = 16,
     angle: Annotated[float, "the largest rotation, in degrees"] = 5.0,
     shift: Annotated[float, "the largest shift along each axis, in patches"] = 0.5,
     blur: Annotated[float, "standard deviation of the low-pass, in patches"] = 0.25,
     seed: Annotated[int, "seed of the moves"] = 0,
 ) -> Readout:
-    """Input x the model's effective linear map, averaged over small moves of the picture and smoothed."""
+    """Input x the model's effective linear map, averaged over small moves of the image and smoothed."""
     return EquivariantGradient(resolution=resolution, samples=samples, angle=angle, shift=shift, blur=blur, seed=seed)

@@ -1,4 +1,4 @@
-"""Activation patching: CAAP [izadi2026causal][], one patch's activations in a picture without content."""
+"""Activation patching: CAAP [izadi2026causal][], one patch's activations in an image without content."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Context = Literal["zero", "mean", "black"]
 
 
 class ActivationPatching(PerturbationMethod):
-    """f(blank picture with x_l of one patch put in at every block from ``start`` to ``end``) - f(blank picture).
+    """f(blank image with x_l of one patch put in at every block from ``start`` to ``end``) - f(blank image).
 
     The tokens of the photo are put in where they enter a block, x_l for l = start..end, and nothing else of the blank
-    run is changed; blocks below ``start`` are those of the blank picture, so that only the others run again. The paper
-    takes a middle range of layers; its bounds and its blank picture could not be verified, so that both are options.
+    run is changed; blocks below ``start`` are those of the blank image, so that only the others run again. The paper
+    takes a middle range of layers; its bounds and its blank image could not be verified, so that both are options.
 
     Args:
         of: the output f.
-        context: the blank picture, as baselines of integrated gradients.
+        context: the blank image, as baselines of integrated gradients.
         start: the first block, a quarter of the depth by default.
         end: the last block, three quarters of the depth by default.
     """
@@ -59,7 +59,7 @@ class ActivationPatching(PerturbationMethod):
         return Needs(tokens=frozenset(self.blocks(depth)), picture=True)
 
     def maps(self, view: View) -> Tensor:
-        """What every patch adds to the output of the blank picture, (batch, targets, patches)."""
+        """What every patch adds to the output of the blank image, (batch, targets, patches)."""
         blocks, layout, batch = self.blocks(view.depth), view.layout, len(view.target)
         with rerun(view, blank_images(view, self._context), Needs(tokens=frozenset({blocks[0]}))) as blank:
             context, empty = blank.tokens(blocks[0]).clone(), self._outputs(view, blank.tape.logits)
@@ -91,14 +91,14 @@ class ActivationPatching(PerturbationMethod):
     paper="Izadi et al., Causal Attribution via Activation Patching",
     year=2026,
     arxiv="2603.13652",
-    note="the range of blocks and the blank picture are ours",
+    note="the range of blocks and the blank image are ours",
     class_specific=True,
     signed=True,
 )
 def caap(
     *,
     of: Annotated[Of, "the output that is read"] = "probability",
-    context: Annotated[Context, "the blank picture: 0 after normalisation, the photo's mean colour, or black"] = "zero",
+    context: Annotated[Context, "the blank image: 0 after normalisation, the image's mean colour, or black"] = "zero",
     start: Annotated[
         int | None, "the first block at which tokens are put in; a quarter of the depth by default", AtMost(1000)
     ] = None,
@@ -106,5 +106,5 @@ def caap(
         int | None, "the last block at which tokens are put in; three quarters of the depth by default", AtMost(1000)
     ] = None,
 ) -> ActivationPatching:
-    """Output of a blank picture with the activations of one patch of the photo put into its middle blocks."""
+    """Output of a blank image with the activations of one patch of the photo put into its middle blocks."""
     return ActivationPatching(of=of, context=context, start=start, end=end)

@@ -24,11 +24,11 @@ ReadoutMaker = Callable[..., Readout]
 
 @dataclass(frozen=True)
 class Patent:
-    """What is known of patents on a method: what its authors say, and where. Facts, and no legal advice.
+    """What the authors of a method state about patents, with sources. Not legal advice.
 
     Attributes:
-        statement: one sentence or two.
-        sources: where it is said, and the patents.
+        statement: one or two sentences.
+        sources: where the authors say so, and the patents.
     """
 
     statement: str
@@ -43,11 +43,12 @@ LRP_PATENT = Patent(
     "patented technology that is free of charge for personal and scientific purposes only; the licence of their code "
     "grants no patent rights.",
     (
-        "README and LICENSE of the package lxt 2.1 (LRP eXplains Transformers, by the authors of AttnLRP)",
+        "README and LICENSE (Clear BSD) of lxt 2.1 (LRP eXplains Transformers, by the authors of AttnLRP)",
+        "LICENSE of the LRP toolbox (2017, by the authors of LRP): free for academic use only, patent pending",
         "WO 2016/150472, Relevance score assignment for artificial neural networks (Fraunhofer, TU Berlin)",
-        "US 12,061,966 B2",
+        "US 12,061,966 B2 (2024)",
         "EP 3 271 863 B1",
-        "CA 2,979,579",
+        "CA 2,979,579 (2020)",
     ),
 )
 
@@ -145,7 +146,7 @@ class MethodInfo:
 
     @property
     def is_control(self) -> bool:
-        """Whether it is a control or a ceiling, which stands beside methods and is not ranked among them."""
+        """Whether it is a control or a ceiling, which is listed with the methods but not ranked."""
         return self.family in CONTROL_FAMILIES
 
     @property
@@ -292,8 +293,8 @@ def list_methods(*, patents: bool = True) -> list[MethodInfo]:
     """List all methods, in the order of families; for controls and ceilings see ``list_controls``.
 
     Args:
-        patents: False leaves out methods whose authors say that they are patented, see ``MethodInfo.patent``. That is
-            what is known of them, and no legal advice: of the others nothing is known.
+        patents: False leaves out methods that their authors call patented, see ``MethodInfo.patent``. Nothing is known
+            about the others; this is not legal advice.
 
     Examples:
         >>> import vitreous

@@ -1,7 +1,7 @@
 """Token sampling by the model's own activations: TIS [englebert2023explaining][].
 
-Channels of all blocks, clustered, say which patches belong together; the model is asked with half of the patches at a
-time, those where a cluster is highest.
+Clusters of the channels of all blocks group the patches; the model is run on half of the patches at a time, those where
+a cluster is highest.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def single_deletion_correlation(scores: ArrayLike, drops: ArrayLike) -> float:
     """Correlate the ranks of parts' scores with the fall of the output when each part alone is deleted.
 
     The score of [hesse2024benchmarking][]. A map that gives every part the same promises nothing: 0. NaN where the
-    output never moves, which tells nothing about any map.
+    output never moves, so that no map can be judged.
 
     Examples:
         >>> from vitreous import metrics

@@ -1,6 +1,6 @@
 """Whether relevance lies on the object: pointing game, energy in the mask, and rank accuracy.
 
-A mask says 0 for background, 1 and above for objects, and -1 for pixels that do not count. Without a foreground there
+A mask is 0 for background, 1 and above for objects, and -1 for pixels that do not count. Without a foreground there
 is nothing to find, and the result is NaN.
 """
 

@@ -60,7 +60,7 @@ class Metric:
 
     Every published number here is a function of means over images (pixel accuracy is mean(correct) / mean(labelled)),
     so that a bootstrap of any metric is one matrix product. An image counts for a metric when all its columns are
-    finite: NaN says that the image cannot be measured, as a mask without a foreground has no average precision.
+    finite: NaN means that the image cannot be measured, such as average precision on a mask without foreground.
 
     Attributes:
         name: what a table calls it.

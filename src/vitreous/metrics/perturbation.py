@@ -1,6 +1,6 @@
 """What becomes of a model's answer while the pixels or patches that a map ranks are taken away or put in.
 
-Curves have one value per ratio; they start at the unperturbed image or end there, whichever the protocol says.
+Curves have one value per ratio; they start at the unperturbed image or end there, depending on the protocol.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def curve_metric(
     """Make Σ weight x mean(column) over the columns of some curves; ``bounds`` are those of one column."""
     low = sum(min(weight * bound for bound in bounds) for weight in weights)
     high = sum(max(weight * bound for bound in bounds) for weight in weights)
-    # Sums of tenths have a last digit of their own, which nobody wants to read in a range.
+    # Rounded, because sums of tenths are inexact in floating point.
     range_ = (round(low, 9), round(high, 9))
     columns = tuple(column for curve in curves for column in curve.columns)
     return Metric(name, direction, range_, description, columns, Weighted(tuple(weights)), tuple(curves))

@@ -69,7 +69,7 @@ def faithfulness_correlation(relevance_sums: ArrayLike, score_drops: ArrayLike) 
 
     Returns:
         (...): 0 for a map that gives every subset the same, which promises nothing; NaN where the score never moves,
-        which tells nothing about any map.
+        so that no map can be judged.
 
     Examples:
         >>> from vitreous import metrics

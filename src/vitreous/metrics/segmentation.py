@@ -1,6 +1,6 @@
 """How well a map segments: pixel accuracy, intersection over union and average precision.
 
-A mask says 0 for background, 1 and above for objects, and -1 for pixels that do not count.
+A mask is 0 for background, 1 and above for objects, and -1 for pixels that do not count.
 """
 
 from __future__ import annotations

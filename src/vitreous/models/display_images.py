@@ -1,4 +1,4 @@
-"""Images of a model's input: photos and arrays as they are, tensors with their normalisation undone."""
+"""Images for display: files and arrays unchanged, tensors with their normalisation undone."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _given(image: Any, normalisation: Normalisation | None) -> DisplayImages:
     if isinstance(image, Tensor):
         return _given_tensor(image, normalisation)
     if normalisation is not None:
-        raise InputError("mean and std undo the normalisation of a tensor: leave them out for a photo or uint8 array")
+        raise InputError("mean and std undo the normalisation of a tensor: omit them for an image or uint8 array")
     return DisplayImages((read_image(image),))
 
 

@@ -273,7 +273,7 @@ def find_dual_encoder(model: Any) -> DualEncoder:
 
     Args:
         model: a name, a loaded model, a network, a pair of a network and its processor (which holds image processor and
-            tokenizer) or its tokenizer, or all three: network, how photos become its input, tokenizer.
+            tokenizer) or its tokenizer, or all three: network, preprocessing, tokenizer.
 
     Raises:
         UnsupportedModelError: it has no text tower.
@@ -401,7 +401,7 @@ def _load_open_clip(name: str, identifier: str) -> DualEncoder:
     network = open_clip.create_model(architecture, pretrained=weights or None, load_weights_only=True).eval()
     settings = open_clip.get_model_preprocess_cfg(network)
     if settings.get("resize_mode", "shortest") not in _RESIZE_MODES:
-        raise ModelError(f"{name}: how photos become its input is not understood: {settings['resize_mode']}")
+        raise ModelError(f"{name}: its resize mode is not supported: {settings['resize_mode']}")
     preprocessing = Preprocessing(
         image_size=as_image_size(settings["size"]),
         mean=tuple(settings["mean"]),

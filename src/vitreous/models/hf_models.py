@@ -124,7 +124,7 @@ def image_size_of(config: Any) -> tuple[int, int]:
 
 
 def load_preprocessing(transformers: Any, name: str, place: str, config: Any, options: dict[str, Any]) -> Preprocessing:
-    """Return how photos become the input of a stored model; a guess, with a warning, where it does not say."""
+    """Return the preprocessing of a stored model; a guess, with a warning, if none is stored."""
     size, offline = image_size_of(config), options["local_files_only"]
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(place, **options)

@@ -61,10 +61,10 @@ def _find_pixels(
     one = one or hasattr(images, "read")  # an open file, which is iterable by lines
     given: Any = [images] if one else images
     if not isinstance(given, Iterable):
-        raise InputError(f"images must be a tensor, pictures or paths, not {type(images).__name__}")
+        raise InputError(f"images must be a tensor, PIL images, arrays or paths, not {type(images).__name__}")
     if not isinstance(model, LoadedModel):
         raise InputError(
-            "pictures and paths need a model whose preprocessing is known: a name, one that timm made, or a pair of a "
+            "image files and PIL images need a model with known preprocessing: a name, a timm model, or a pair of a "
             "model and its image processor; with any other, give a preprocessed tensor (batch, 3, height, width)"
         )
     given = list(given)

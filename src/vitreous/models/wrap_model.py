@@ -70,7 +70,7 @@ def known_class_names(model: LoadedModel | nn.Module) -> tuple[str, ...] | None:
 
 
 class CalledModel(nn.Module):
-    """A model that is called by a function, for one that takes more than images."""
+    """A model with a custom call, for models that take more than images."""
 
     def __init__(self, model: nn.Module, call: Callable[[nn.Module, Tensor], Any]) -> None:
         super().__init__()
@@ -115,10 +115,10 @@ def _joined(network: nn.Module, source: Any) -> LoadedModel:
 
 
 def preprocessing_of(network: nn.Module, source: Any) -> Preprocessing:
-    """Return how photos become a network's input, as another object says it.
+    """Return the preprocessing of a network, read from another object.
 
     Raises:
-        InputError: It does not say it.
+        InputError: The object does not define a preprocessing.
     """
     if isinstance(source, Preprocessing):
         return source

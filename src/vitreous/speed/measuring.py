@@ -165,7 +165,7 @@ def measure_speed(
 def _noise(model: LoadedModel | nn.Module, batch: int) -> Tensor:
     """Return random images of the model's input size."""
     if not isinstance(model, LoadedModel):
-        raise InputError("images must be given, for it is not known how large this model's input is")
+        raise InputError("the size of this model's input is not known: pass images")
     return torch.randn(batch, 3, *model.preprocessing.image_size, generator=torch.Generator().manual_seed(0))
 
 
@@ -175,8 +175,8 @@ def _plain(network: nn.Module, images: Tensor) -> PlainModel:
     modules = [block.module for block in architecture.blocks]
     if None in modules or len(set(modules)) < len(modules):
         raise UnsupportedModelError(
-            f"the passes of {architecture.name} cannot be counted, for its blocks are not modules of their own; "
-            "put what belongs to each block into one nn.Module"
+            f"the passes of {architecture.name} cannot be counted, because its blocks are not modules: put each block "
+            "into one nn.Module"
         )
     plain = PlainModel(network, architecture, images, torch.zeros(len(images), dtype=torch.int64))
     return replace(plain, target=plain.forward().argmax(dim=1))

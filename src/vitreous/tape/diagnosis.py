@@ -20,7 +20,7 @@ def missing_part(tape: Tape, needs: Needs) -> str | None:
     if needs.plane and len(tape.layout.grid) > 2:
         return "it reads volumes or clips, and the method turns or filters pictures in their plane"
     if needs.reads_blocks_alone and tape.reads_several_blocks:
-        return "its head reads several blocks at once, so that what it says of one block's output alone is not defined"
+        return "its head reads several blocks at once, so its output for one block alone is not defined"
     if _starts_below_stage(tape, needs):
         return (
             f"it reads stage {tape.architecture.stage} of its blocks, and between the pixels and that stage its rule "

@@ -80,8 +80,8 @@ class TokenDropping:
         if axes.dims != 3 or axes.order is not None:
             # A head may read its tokens by their places, which those behind dropped patches would lose.
             raise UnsupportedModelError(
-                f"the stream of {self._architecture.name} is a grid, or other tokens stand behind its patches, so that "
-                "none can be left out; paint them instead (by=paint)"
+                f"the stream of {self._architecture.name} is a grid, or other tokens follow its patches, so none "
+                "can be dropped; paint patches instead (by=paint)"
             )
         stream = axes.tokens(made)
         self._prefix = stream.shape[1] - self._patches
@@ -249,8 +249,8 @@ class ScoreEditing:
         axes = self._end.axes
         if axes.dims != 3 or axes.order is not None:
             raise UnsupportedModelError(
-                f"the stream of {self._architecture.name} is a grid, or other tokens stand behind its patches, so that "
-                "none can be left out; paint them instead (by=paint)"
+                f"the stream of {self._architecture.name} is a grid, or other tokens follow its patches, so none "
+                "can be dropped; paint patches instead (by=paint)"
             )
         tokens = with_prefix(self._kept, self._count - self._patches)
         taken = torch.take_along_dim(axes.tokens(output), tokens[..., None], dim=1)
@@ -388,15 +388,15 @@ def check_hiding(architecture: Architecture, same_twice: Inputs, patches: int, k
         raise
     except FAILURES as error:
         raise UnsupportedModelError(
-            f"{architecture.name} counts on all of its patches ({error_message(error).rstrip('.')}), so none can be "
-            "dropped; paint them instead (by=paint)"
+            f"{architecture.name} does not run with fewer patches ({error_message(error).rstrip('.')}), so none can be "
+            "dropped; paint patches instead (by=paint)"
         ) from error
     editing.check()
     if not _alike(logits):
         raise UnsupportedModelError(
-            f"the tokens of {architecture.name} meet in another way than by attention (a convolution over neighbours "
-            "or a mean over all of them in its blocks, or chance), so that no patch can be dropped; paint them "
-            "instead (by=paint)"
+            f"the tokens of {architecture.name} are mixed other than by attention (a convolution over neighbours or a "
+            "mean over all tokens in its blocks, or randomness), so no patch can be dropped; paint patches instead "
+            "(by=paint)"
         )
 
 

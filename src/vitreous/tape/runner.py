@@ -60,7 +60,7 @@ class ModelRunner:
         inputs: the model's input: pictures (batch, channel, height, width), or texts.
         targets: the classes that are explained of each image, (batch, k), where they are known.
         black: what the model gets for a black pixel, (channel,), where its preprocessing is known.
-        outputs: what the model's outputs are, where that is known; ``None`` for what its configuration says.
+        outputs: kind of the model's outputs, if known; ``None`` takes it from its configuration.
         evaluations: how many images the model has evaluated so far, besides the recorded run.
         memory: results that methods share between targets and with each other.
         stage: which stage of a hierarchical model is read; ``None`` for the last.
@@ -109,7 +109,7 @@ class ModelRunner:
 
     @property
     def scale(self) -> OutputActivation | None:
-        """What the model's outputs are, where its configuration says so."""
+        """Kind of the model's outputs, if its configuration declares it."""
         if self.outputs is not None:
             return self.outputs
         return scale_of(self._model) if self._architecture is None else self._architecture.scale

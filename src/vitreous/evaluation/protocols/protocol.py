@@ -41,7 +41,7 @@ class Protocol:
     """A named evaluation.
 
     Attributes:
-        name: How it is asked for.
+        name: Its name.
         title: One line on what it measures.
         paper: Where it was published.
         version: Raised whenever a release changes numbers.
@@ -82,18 +82,18 @@ class Protocol:
 
     @property
     def purpose(self) -> Purpose:
-        """What its first task says about a map: where relevance lies, what that does to the output, or else."""
+        """The purpose of its first task: localisation, faithfulness or another."""
         return self.tasks[0].purpose
 
-    def spellings(self, asked: Sequence[str], depth: int) -> list[str]:
+    def spellings(self, requested: Sequence[str], depth: int) -> list[str]:
         """What is really evaluated on a model of ``depth`` blocks.
 
-        Where the protocol fixes its rows, ``asked`` does not count.
+        Ignored if the protocol fixes its rows.
 
         Raises:
             MethodError: a spelling is wrong, or a method has no layers to start at.
         """
-        rows = list(asked if self.methods is None else self.methods)
+        rows = list(requested if self.methods is None else self.methods)
         rows += [spelling for sweep in self.sweeps for spelling in sweep.spellings(depth)]
         if self.start_layers:
             rows = [started for spelling in rows for started in plus_from_every_layer(spelling, depth)]

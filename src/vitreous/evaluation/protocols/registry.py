@@ -40,9 +40,9 @@ _PROPAGATIONS = ("rollout_elementwise", "rollout_matrix", "average_elementwise",
 _SKIPPLUS = "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers, CVPR Workshops 2024"
 _BINARY = "One logit z (MURA) counts as two classes, -z and z with their sigmoids, so the target is the label."
 _RATIONALES = (
-    "A text is cut where the model ends, and its rationale with it: what nobody showed the model cannot be found.",
-    "A text without a word of its rationale in that part does not count for token-F1; n says how many do.",
-    "A word is what stands between white space; words that the tokenizer has no piece for take no part.",
+    "Texts are truncated to the model's maximum length, and their rationales with them.",
+    "A text without any rationale word in that part does not count for token-F1; n is the number of texts that do.",
+    "Words are separated by white space; words without a piece of the tokenizer are ignored.",
     "k is a number of words, not a share, so the best possible token-F1 depends on the length of the rationale.",
     "Scores below 0 are taken as 0, so a method with fewer than k words for the class is filled up from the beginning.",
 )
@@ -100,7 +100,7 @@ _ALL = (
             "The paper's rows: baseline, + AF, + AF + L, + AF + L + NECC, and aggregation over the first blocks only.",
             "The first quarter, half, three quarters and all of the blocks are 3, 6, 9 and 12 of twelve.",
             "necc=rescaled multiplies NECC by the number of tokens, to show what its order of 1/n costs.",
-            "A photo without a mask has no numbers of segmentation, one without a label no accuracy.",
+            "Images without a mask have no segmentation metrics, images without a label no accuracy.",
         ),
     ),
     Protocol(
@@ -122,8 +122,8 @@ _ALL = (
         version=1,
         tasks=(ClassSegmentation(),),
         notes=(
-            "The classes that are explained are those of the photo's mask, so the model is not asked to find them.",
-            "Maps are scaled one by one before they are compared, for scores of classes have no common scale.",
+            "The explained classes are those of the image's mask, whatever the model predicts.",
+            "Maps are scaled one by one before they are compared, because scores of classes have no common scale.",
             "A model with 20 outputs has the classes of VOC in their order; one with 21 has background as output 0.",
             _HALVES,
         ),
@@ -145,7 +145,7 @@ _ALL = (
         notes=(
             "The rows are the paper's variants 0 to 4, each with i (heads averaged) and ii (ReLU, then averaged).",
             "gradtoken:depth=n propagates through the n blocks below the last one (Fig. 11).",
-            "A photo without a mask has no numbers of segmentation, one without a label no accuracy.",
+            "Images without a mask have no segmentation metrics, images without a label no accuracy.",
             _HALVES,
         ),
     ),
@@ -170,7 +170,7 @@ _ALL = (
         resize="model",
         start_layers=True,
         notes=(
-            "Every method is asked as .plus with start=0 to the last layer, whatever combined its layers before.",
+            "Every method is run as .plus with start=0 to the last layer, whatever its aggregation.",
             _BINARY,
         ),
     ),
@@ -239,7 +239,7 @@ _ALL = (
                 "Every photo with a label is explained once, in a mosaic with photos of other classes around it.",
                 "Which photos these are, and the cells, depend on the photo's name alone.",
                 "The mosaic has the model's input size, so that positions are those that the model knows.",
-                f"A map that says nothing has 1/{cells**2} in each cell; a map that does not depend on the class, too.",
+                f"A constant map has 1/{cells**2} in each cell, and so has a map that does not depend on the class.",
                 "Photos that the model does not know are not left out, as the authors leave out unsure ones.",
             ),
         )
@@ -259,16 +259,16 @@ _ALL = (
             notes=(
                 "The model is a dual encoder (demo-clip, CLIP, SigLIP); the class names come from the data set.",
                 "What is explained is logit scale x cosine of the image and the prompt, as the target Prompt does.",
-                "Of several names of a class, separated by commas, the first is taken; underscores become blanks.",
-                "Which photos stand in a mosaic, and where, depends on the photo's name alone.",
-                f"A map that says nothing has 1/{classes} in the cells of a class; one for every prompt the same, too.",
+                "If a class has several names, separated by commas, the first is used; underscores become blanks.",
+                "The images of a mosaic and their cells depend on the name of the image alone.",
+                f"A constant map has 1/{classes} in the cells of a class, and so has one that ignores the prompt.",
             ),
         )
         for classes, paper in ((2, _FOCUS), (4, _GRID))
     ),
     Protocol(
         name="contrast-dropping",
-        title="Whether dropping the patches that speak for the predicted class rather than the next changes f_A - f_B",
+        title="Whether dropping the patches that favour the predicted class over the next changes f_A - f_B",
         paper="Zhang et al., Finer-CAM: Spotting the Difference Reveals Finer Details, CVPR 2025",
         version=1,
         tasks=(ContrastDropping(),),
@@ -309,8 +309,8 @@ _ALL = (
         tasks=(FillingCurves(),),
         notes=(
             "Every column is one filling: half of the difference between LeRF and MoRF, averaged over five steps.",
-            "The report tells how alike two fillings rank the methods.",
-            "A model that cannot do without patches has no numbers in the last column.",
+            "The report shows how similarly two fillings rank the methods.",
+            "The last column is empty for models from which patches cannot be dropped.",
         ),
     ),
     Protocol(

@@ -50,7 +50,7 @@ class Extremes:
 
 
 def extremes_of(results: Results, metrics: Sequence[Metric], methods: Sequence[str], count: int) -> list[Extremes]:
-    """The ``count`` best and worst images of some methods, by the first metric that tells images apart."""
+    """The ``count`` best and worst images of some methods, by the first metric that differs between images."""
     metric = next((metric for metric in metrics if metric.direction is not None), None)
     if metric is None or not len(results.images):
         return []
@@ -79,9 +79,9 @@ def thumbnails_of(results: Results, extremes: Iterable[Extremes]) -> tuple[Thumb
             methods.setdefault((results.run_of(each.method), image.index), []).append(each.method)
     pictures: dict[tuple[str, int], str] = {}
     problem = None
-    for (number, index), asked in sorted(methods.items()):  # run by run: one model is open at a time
+    for (number, index), requested in sorted(methods.items()):  # run by run: one model is open at a time
         try:
-            drawn = _draw(_opened(results.stores[number]), index, asked)
+            drawn = _draw(_opened(results.stores[number]), index, requested)
         except VitreousError as error:
             problem = str(error)
         else:
@@ -124,7 +124,7 @@ def _map(base: BaseImage, explanation: Explanation, method: str) -> str:
 def _written(model: LoadedTextModel, sample: Review, methods: Sequence[str]) -> dict[str, str]:
     """The words around the highest one; those that people marked are underlined."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is cut: the protocol says so
+        warnings.simplefilter("ignore")  # about truncation, which the protocol documents
         explanation = explain_text(model, " ".join(sample.words), methods)
     marked = sample.rationale[places_of(sample, explanation.words[0])].tolist()
     return {method: excerpt(explanation, method, marked) for method in methods}

@@ -14,7 +14,7 @@ from vitreous.methods import is_control
 from vitreous.metrics.metric import Floats, Metric
 from vitreous.metrics.sanity import ranks, spearman
 
-_FEWEST_METHODS = 3  # of fewer, a rank correlation says nothing
+_FEWEST_METHODS = 3  # with fewer, a rank correlation is meaningless
 _MISSING = "-"
 EXPLAINED = (
     "Mean rank of every method over the columns of all protocols, protocols weighing the same; the disagreement is the "
@@ -176,7 +176,7 @@ def pareto_front(points: Floats) -> np.typing.NDArray[np.bool_]:
 def agreement_grid(table: ResultTable) -> tuple[list[str], list[list[str]]] | None:
     """Headings and cells of the rank correlations between the columns of a table; None where there is one column.
 
-    Of the protocol ``fillings`` it tells how much the filling decides about which method is best.
+    For the protocol ``fillings`` it shows how much the ranking depends on the filling.
     """
     metrics = [metric for metric in table.metrics if metric.direction is not None]
     columns = {metric.name: _turned(table, metric) for metric in metrics}

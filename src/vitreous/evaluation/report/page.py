@@ -244,7 +244,7 @@ def _run(results: Results, table: ResultTable, pictures: int, styles: MethodStyl
 class MethodStyles(Mapping[str, str]):
     """The CSS classes of methods: a method has the same ones in every table and chart of a report.
 
-    Colours are given away in the order in which methods are asked for, then again with other dashes; what comes after
+    Colours are assigned in the order of the methods, then again with other dashes; what comes after
     that is grey. Controls and ceilings have a style of their own.
     """
 

@@ -196,7 +196,7 @@ def explain_marks(table: ResultTable, *, tied: bool = True) -> str:
     shown = [one for one in table.estimates if math.isfinite(one.mean)]
     marks = []
     if any(metric.direction is not None for metric in table.metrics):
-        marks.append("Bold: best mean of its column; the arrow tells whether higher or lower is better.")
+        marks.append("Bold: best mean of its column; the arrow shows whether higher or lower is better.")
     if any(math.isfinite(one.low) and math.isfinite(one.high) for one in shown):
         marks.append("[low, high]: 95% bootstrap interval.")
     if tied and any(len(names) > 1 for names in table.tied.values()):

@@ -118,7 +118,7 @@ class SampleAdapter(ABC):
 
 
 class ImageAdapter(SampleAdapter):
-    """Images, resized as the protocol says."""
+    """Images, resized as the protocol defines."""
 
     def __init__(self, model: LoadedModel, resize: Resize) -> None:
         self._model = replace(model, preprocessing=resized(model.preprocessing, resize))
@@ -130,7 +130,7 @@ class ImageAdapter(SampleAdapter):
     def open(self, samples: Sequence[Sample], prepared: Sequence[Tensor]) -> ImageBatch:
         pixels = torch.cat(list(prepared))
         runner, logits = first_run(self._model, pixels)
-        # A single logit stands for two classes, both of which can be explained; a value is explained as it is.
+        # A single logit has two classes, both of which can be explained; a value is explained as it is.
         if logits.shape[1] == 1 and runner.scale != "value":
             # Reuse the wrapper: caches are keyed by module.
             self._model = two_sided(self._model, runner.scale)

@@ -140,7 +140,7 @@ def weights_of(model: AnyModel) -> str:
 
 
 def preprocessing_of(model: AnyModel, class_names: Sequence[str] | None = None) -> dict[str, Any]:
-    """How samples become a model's input and which outputs stand for which labels, as JSON values.
+    """How samples become a model's input and which outputs belong to which labels, as JSON values.
 
     The class names are those of the data set: they are part of prompts, and no fingerprint covers them.
     """
@@ -156,7 +156,7 @@ def preprocessing_of(model: AnyModel, class_names: Sequence[str] | None = None) 
 
 
 def arranged(listed: DataSet, protocol: Protocol, seed: int, *, shuffled: bool, stratified: bool) -> DataSet:
-    """A data set in the order that is asked for, and in mosaics where the protocol is measured on those."""
+    """The data set in the requested order, as mosaics if the protocol uses them."""
     if stratified:
         listed = Stratified(listed, seed)
     elif shuffled:
@@ -205,7 +205,7 @@ def measure(
 ) -> list[Row]:
     """Measure the maps of all methods on some images or texts.
 
-    All methods share tapes. What a row says does not depend on the other images, beyond rounding.
+    All methods share tapes. A row does not depend on the other images, beyond rounding.
 
     Args:
         model: The model, or its adapter, which keeps caches between calls.
@@ -241,9 +241,9 @@ def _rows(
             prepared[number] = adapter.prepare(sample)
         except VitreousError as error:
             problems[number] = str(error)
-    asked = _Asked(adapter, protocol, methods)
+    request = _Request(adapter, protocol, methods)
     usable = [samples[number] for number in prepared]
-    found = dict(zip(prepared, _measured(asked, usable, list(prepared.values())), strict=True))
+    found = dict(zip(prepared, _measured(request, usable, list(prepared.values())), strict=True))
     columns = columns_of(protocol)
     return [
         _row(columns, sample.name, method, *(found[number][method] if number in found else ({}, problems[number])))
@@ -259,7 +259,7 @@ def _row(columns: Sequence[str], image: str, method: str, values: Values, error:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """What is measured on every image or text."""
 
     adapter: SampleAdapter
@@ -267,20 +267,20 @@ class _Asked:
     methods: Sequence[str]
 
 
-def _measured(asked: _Asked, samples: Sequence[Sample | Review], prepared: Sequence[Any]) -> list[_Found]:
+def _measured(request: _Request, samples: Sequence[Sample | Review], prepared: Sequence[Any]) -> list[_Found]:
     """Measure images together; if the model fails on them, one by one, so that one error affects one image."""
     if not samples:
         return []
-    measurement = _Measurement(asked)
+    measurement = _Measurement(request)
     try:
-        measurement.measure(asked.adapter.open(samples, prepared))
+        measurement.measure(request.adapter.open(samples, prepared))
     except VitreousError as error:
         if len(samples) == 1:
-            return [{method: ({}, str(error)) for method in asked.methods}]
+            return [{method: ({}, str(error)) for method in request.methods}]
         return [
             found
             for sample, ready in zip(samples, prepared, strict=True)
-            for found in _measured(asked, [sample], [ready])
+            for found in _measured(request, [sample], [ready])
         ]
     return [measurement.found(image) for image in range(len(samples))]
 
@@ -289,13 +289,13 @@ def _measured(asked: _Asked, samples: Sequence[Sample | Review], prepared: Seque
 class _Measurement:
     """The measurement of one batch."""
 
-    asked: _Asked
+    request: _Request
     values: dict[Case, Values] = field(default_factory=dict)
     errors: dict[Case, str] = field(default_factory=dict)
 
     def found(self, image: int) -> _Found:
         """Return the result of one image."""
-        cases = {method: Case(image, method) for method in self.asked.methods}
+        cases = {method: Case(image, method) for method in self.request.methods}
         return {method: (self.values.get(case, {}), self.errors.get(case)) for method, case in cases.items()}
 
     def measure(self, opened: Batch[Any, Any]) -> None:
@@ -304,24 +304,26 @@ class _Measurement:
         targets = [sorted(frozenset[MapTarget]().union(*each.values()), key=_target_order) for each in wanted]
         maps: Maps = {}
         for images in _alike([len(each) for each in targets]):
-            maps |= self._maps(opened, images, [targets[image] for image in images], self.asked.methods)
+            maps |= self._maps(opened, images, [targets[image] for image in images], self.request.methods)
         batch = replace(opened, maps=maps)
-        for task in self.asked.protocol.tasks:
+        for task in self.request.protocol.tasks:
             cases = [case for case in maps if task in wanted[case.image] and case not in self.errors]
-            self._ask(task, batch, sorted(cases, key=lambda case: (case.image, self.asked.methods.index(case.method))))
+            self._run_task(
+                task, batch, sorted(cases, key=lambda case: (case.image, self.request.methods.index(case.method)))
+            )
 
     def _targets(self, image: int, picture: Seen) -> dict[Task[Any, Any], frozenset[MapTarget]]:
         """What to explain for each task; tasks whose annotation is missing are left out."""
         wanted: dict[Task[Any, Any], frozenset[MapTarget]] = {}
         reasons: list[str] = []
-        for task in self.asked.protocol.tasks:
+        for task in self.request.protocol.tasks:
             try:
                 wanted[task] = frozenset(task.targets(picture))
             except MissingAnnotationError as error:
                 reasons.append(str(error))
         if not wanted:
             reason = "; ".join(dict.fromkeys(reasons))
-            self.errors |= {Case(image, method): reason for method in self.asked.methods}
+            self.errors |= {Case(image, method): reason for method in self.request.methods}
         return wanted
 
     def _maps(
@@ -349,13 +351,13 @@ class _Measurement:
     def _explained(
         self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[MapTarget]], methods: Sequence[str]
     ) -> Maps:
-        maps = self.asked.adapter.maps(batch, images, targets, methods)
+        maps = self.request.adapter.maps(batch, images, targets, methods)
         for case, by_class in maps.items():
             if not all(bool(map_.isfinite().all()) for map_ in by_class.values()):
                 self.errors[case] = f"{case.method} gave a map with NaN or infinite scores"
         return maps
 
-    def _ask(self, task: Task[Any, Any], batch: Batch[Any, Any], cases: Sequence[Case]) -> None:
+    def _run_task(self, task: Task[Any, Any], batch: Batch[Any, Any], cases: Sequence[Case]) -> None:
         """Measure cases together; after a failure one by one, so that one error affects one case."""
         try:
             found = task.measure(batch, cases) if cases else []
@@ -366,7 +368,7 @@ class _Measurement:
                 self.errors[cases[0]] = _sentence(error)
             else:  # find the failing case; outputs so far are cached
                 for case in cases:
-                    self._ask(task, batch, [case])
+                    self._run_task(task, batch, [case])
             return
         for case, values in zip(cases, found, strict=True):
             self.values.setdefault(case, {}).update(values)

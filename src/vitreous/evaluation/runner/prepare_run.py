@@ -65,7 +65,7 @@ _FAMILY_SUFFIX = "-methods"
 
 
 def choose_methods(
-    asked: Sequence[str],
+    requested: Sequence[str],
     model: LoadedModel | LoadedTextModel,
     expand: Callable[[Sequence[str]], list[str]],
     notice: Callable[[str], None],
@@ -78,7 +78,7 @@ def choose_methods(
     support are left out with a notice; one that was given by name is an error.
 
     Args:
-        asked: spellings and names of groups.
+        requested: spellings and names of groups.
         model: the model to explain.
         expand: turns spellings into the rows of a protocol.
         notice: receives what is left out.
@@ -89,7 +89,7 @@ def choose_methods(
     """
     spelled, grouped = [], []
     chosen: dict[str, None] = {}
-    for word in asked:
+    for word in requested:
         members = _group(word.strip())
         if members is None:
             spelled.append(parse(word).spelling)
@@ -103,9 +103,9 @@ def choose_methods(
     return [spelling for spelling in chosen if spelling not in left_out]
 
 
-def expand_methods(asked: Sequence[str]) -> list[str]:
+def expand_methods(requested: Sequence[str]) -> list[str]:
     """Resolve spellings and groups of methods to spellings, each once, without checking a model."""
-    found = (_group(word.strip()) or [parse(word).spelling] for word in asked)
+    found = (_group(word.strip()) or [parse(word).spelling] for word in requested)
     return list(dict.fromkeys(spelling for group in found for spelling in group))
 
 
@@ -149,8 +149,8 @@ def _refused(model: LoadedModel | LoadedTextModel, rows: Mapping[str, list[str]]
         try:
             _ask(model, [row for name in names for row in rows[name]])
         except RefusedMethodsError as error:  # per row; reasons are reported per method
-            told = {name: error.reasons[row] for name in names for row in rows[name] if row in error.reasons}
-            raise RefusedMethodsError(str(error), told) from error
+            reasons = {name: error.reasons[row] for name in names for row in rows[name] if row in error.reasons}
+            raise RefusedMethodsError(str(error), reasons) from error
 
     return try_methods(run, list(rows)).reasons
 
@@ -182,7 +182,7 @@ _DECISIVE = ("vitreous", "torch")  # packages whose version is part of a run's k
 
 
 def controls_of(reads: Things) -> list[str]:
-    """The controls that stand in every table of a protocol on images or on texts; ceilings have to be asked for."""
+    """The controls in every table of a protocol on images or texts; ceilings must be requested."""
     controls = [info.name for info in list_controls() if info.family == "control"]
     return [name for name in controls if reads == "photos" or not parse(name).needs(EXAMPLE_DEPTH).picture]
 
@@ -210,7 +210,7 @@ def check_labels(context: EvaluationContext) -> None:
 
 
 def count_outputs(model: LoadedModel) -> int:
-    """The number of classes of a model; a single logit stands for two."""
+    """The number of classes of a model; a single logit counts as two."""
     _, logits = first_run(model, empty_picture(model))
     return max(2, logits.shape[1])
 
@@ -227,28 +227,28 @@ def prepare_run(
     """Open model, data set and protocol, resolve the methods, and create or find the run's folder."""
     options = resolve_options(options)
     _check(model, data, protocol, options)
-    asked = find_protocol(protocol) if isinstance(protocol, str) else protocol
+    chosen = find_protocol(protocol) if isinstance(protocol, str) else protocol
     plugins = [str(expanded(file).resolve()) for file in options["plugins"]]
     load_plugins(plugins)
     listed = open_dataset(_absolute(data)) if isinstance(data, str) else data
-    if listed.holds != asked.reads:
-        raise RunError(f"{asked.name} is measured on {asked.reads}, but {listed.kind} holds {listed.holds}")
+    if listed.holds != chosen.reads:
+        raise RunError(f"{chosen.name} is measured on {chosen.reads}, but {listed.kind} holds {listed.holds}")
     if not len(listed):
         raise RunError(f"there are no {listed.holds} in {listed.kind}:{listed.path}")
     order = {"shuffled": options["shuffle"], "stratified": options["stratify"]}
-    opened = arranged(listed, asked, options["seed"], **order)
+    opened = arranged(listed, chosen, options["seed"], **order)
     if options["limit"] is not None and not any(order.values()):
         _mention_classes(opened, options["limit"], notice)
-    choice, loaded = _load(model, asked)
+    choice, loaded = _load(model, chosen)
     choice, loaded = _with_outputs(choice, loaded, options["outputs"])
-    context = EvaluationContext(loaded, opened, asked, choice.stage)
+    context = EvaluationContext(loaded, opened, chosen, choice.stage)
     check_labels(context)
     spellings = _spellings(context, methods, notice)
     if options["controls"]:
-        spellings = tuple(dict.fromkeys((*spellings, *controls_of(asked.reads))))
+        spellings = tuple(dict.fromkeys((*spellings, *controls_of(chosen.reads))))
     run = Run(
-        protocol=asked.name,
-        settings=asked.settings(),
+        protocol=chosen.name,
+        settings=chosen.settings(),
         model=choice,
         weights=weights_of(loaded),
         preprocessing=preprocessing_of(loaded, opened.class_names),
@@ -257,7 +257,7 @@ def prepare_run(
         images=len(opened),
         methods=spellings,
         own_methods=own_code_of(spellings),
-        columns=columns_of(asked),
+        columns=columns_of(chosen),
         plugins=hash_files(plugins),
         shard_size=options["shard_size"],
         seed=options["seed"],
@@ -332,18 +332,18 @@ def _device_of(network: nn.Module) -> str:
     return next((str(parameter.device) for parameter in network.parameters()), "cpu")
 
 
-def _with_outputs(choice: ModelChoice, model: AnyModel, asked: OutputActivation | None) -> tuple[ModelChoice, AnyModel]:
+def _with_outputs(choice: ModelChoice, model: AnyModel, given: OutputActivation | None) -> tuple[ModelChoice, AnyModel]:
     """Decide what a model's outputs are: as given, or else from its configuration or from the outputs.
 
     A run stores them only where a worker would not find the same. The outputs of prompts are scores.
     """
     if isinstance(model, DualEncoder):
-        if asked is not None:
+        if given is not None:
             raise RunError("a protocol of prompts explains scores of images and texts: leave out outputs")
         return choice, model
-    said = asked or model.outputs
+    declared = given or model.outputs
     usual = scale_of(model.model)
-    found = said or usual or _recognised(model)
+    found = declared or usual or _recognised(model)
     named = None if found in {None, usual or "logits"} else found
     return replace(choice, outputs=named), with_resolved_outputs(with_outputs(model, found))
 
@@ -385,8 +385,8 @@ def _spellings(context: EvaluationContext, methods: Sequence[str], notice: Notic
     stage = model.stage if isinstance(model, LoadedModel) else None
     depth = find_architecture(model.model, model.example_input(), stage).depth
 
-    def expand(asked: Sequence[str]) -> list[str]:
-        return context.protocol.spellings(asked, depth)
+    def expand(requested: Sequence[str]) -> list[str]:
+        return context.protocol.spellings(requested, depth)
 
     if context.protocol.methods is not None:
         if list(methods) != [WHITE_BOX]:

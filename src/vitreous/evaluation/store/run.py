@@ -36,7 +36,7 @@ class ModelChoice:
         std: replaces the standard deviation.
         image_size: height and width of its input.
         device: where it runs.
-        outputs: what its outputs are, where neither its configuration nor their number says it.
+        outputs: kind of its outputs, if neither its configuration nor their number determines it.
         stage: which stage of a hierarchical model is read; None for the last.
     """
 

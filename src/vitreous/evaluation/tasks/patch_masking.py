@@ -262,10 +262,10 @@ class ContrastDropping(TokenDropping):
         patches, counts = batch.runner.layout.patches, self.counts(batch)
         kept = [*(Kept("bottom", patches - count) for count in counts), *(Kept("top", count) for count in counts)]
         contrasts = [contrast_of(batch.pictures[case.image]) for case in cases]
-        asked: list[tuple[Case, MapTarget]] = []
+        requested: list[tuple[Case, MapTarget]] = []
         for case, contrast in zip(cases, contrasts, strict=True):
-            asked += [(case, contrast), (case, batch.pictures[case.image].predicted)]
-        orders = find_orders(batch, asked)
+            requested += [(case, contrast), (case, batch.pictures[case.image].predicted)]
+        orders = find_orders(batch, requested)
         logits = kept_logits(batch, orders, kept)
         found = []
         for number, (case, contrast) in enumerate(zip(cases, contrasts, strict=True)):

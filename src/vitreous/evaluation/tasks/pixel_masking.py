@@ -60,12 +60,12 @@ class Orders(NamedTuple):
     positions: list[int]
 
 
-def find_orders(batch: ImageBatch, asked: Iterable[tuple[Case, MapTarget]]) -> Orders:
+def find_orders(batch: ImageBatch, requested: Iterable[tuple[Case, MapTarget]]) -> Orders:
     """The maps of cases for targets; equal maps of an image are one order, whatever their method or target."""
     different: list[Order] = []
     known: dict[Hashable, int] = {}
     positions = []
-    for case, target in asked:
+    for case, target in requested:
         map_ = batch.map_of(case, target)
         key = (case.image, tuple(map_.shape), map_.cpu().numpy().tobytes())
         if key not in known:
@@ -121,8 +121,8 @@ def erased_logits(
     work = []
     known = set(batch.memory)
     for order, rows in zip(orders, names, strict=True):
-        asked = zip(directions, rows, strict=True)
-        steps = {name: (way, count) for way, row in asked for name, count in zip(row, counts, strict=True)}
+        requested = zip(directions, rows, strict=True)
+        steps = {name: (way, count) for way, row in requested for name, count in zip(row, counts, strict=True)}
         work.append((order, {name: step for name, step in steps.items() if name not in known}))
         known |= steps.keys()
     for painted, pictures in _pictures(runner, work, fill, upsampling):
@@ -217,8 +217,8 @@ class PixelErasing(ImageTask):
     def curves(self, batch: ImageBatch, cases: Sequence[Case]) -> Iterator[Curves]:
         """The model's outputs for every case: for the original image and at every step."""
         targets = [self._explained_classes(batch.pictures[case.image]) for case in cases]
-        asked = [(case, target) for case, classes in zip(cases, targets, strict=True) for target in classes]
-        orders = find_orders(batch, asked)
+        requested = [(case, target) for case, classes in zip(cases, targets, strict=True) for target in classes]
+        orders = find_orders(batch, requested)
         pixels = batch.runner.size[0] * batch.runner.size[1]
         logits = erased_logits(
             batch,

@@ -345,8 +345,8 @@ class Interception(TorchFunctionMode):
         if number >= len(seen) or seen[number] != _operation(func):
             before = seen[number] if number < len(seen) else "none"
             raise OtherRunError(
-                f"{self._architecture.name} does not take the same steps in every run (step {number} is "
-                f"{_operation(func)}, and was {before}), so that its blocks are not known"
+                f"{self._architecture.name} does not run the same steps every time (step {number} is "
+                f"{_operation(func)}, and was {before}), so its blocks cannot be identified"
             )
 
 

@@ -159,8 +159,8 @@ class Recorder:
         count = point.axes.tokens(stream).shape[1]
         if layer > 0 and count != self.progress.tokens:
             raise UnsupportedModelError(
-                f"{name} has {self.progress.tokens} tokens in front of block {layer - 1} and {count} behind it: tokens "
-                "that are dropped or joined on the way have no place in a map"
+                f"{name} has {self.progress.tokens} tokens before block {layer - 1} and {count} after it: tokens that "
+                "are dropped or merged have no position in a map"
             )
         self.progress.tokens = count
         # Numbers of tokens have no gradient, so what a text's model embeds them as is its input.

@@ -1,6 +1,6 @@
 """AttnLRP with the gamma rule in linear layers and convolutions, as a gradient: its authors' setting for images.
 
-Each setting is a rule of its own, made and named by ``gamma_rule``, so that passes are told apart by their names.
+Each setting is a rule of its own, made and named by ``gamma_rule``, so that passes are distinguished by rule names.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from vitreous.tape.rules.calls import (
 
 # mypy: disable-error-code="no-untyped-call"
 
-# By name, for each exists as a function and as a method: relevance goes where the numbers went.
+# By name, because each exists as a function and as a method; relevance is moved as the values were.
 _REINDEXING = {
     *("reshape", "view", "view_as", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "detach"),
     *("permute", "transpose", "swapaxes", "movedim", "t", "flip", "roll", "expand", "expand_as", "repeat_interleave"),
