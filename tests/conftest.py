@@ -6,6 +6,7 @@ Nothing large is imported here: the process that hands out the tests reads this 
 from __future__ import annotations
 
 import gc
+import logging
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +29,10 @@ LONG = (
     *("families/test_texts", "evaluation/test_evaluate", "evaluation/test_evaluation_store"),
     *("architecture/test_stages", "families/test_plain_encoder", "cli/test_startup"),
 )
+
+
+def pytest_configure() -> None:
+    logging.getLogger().addHandler(logging.NullHandler())  # or warnings of libraries are printed among what tests read
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
