@@ -49,8 +49,9 @@ class TestWithoutAPicture:
     @pytest.mark.parametrize("name", FIGURES)
     def test_a_figure_is_drawn_on_the_tensor_and_says_so(self, explained, name, tmp_path):
         explanation, *_ = explained
-        file = explanation.figure(name, 1, dpi=SCREEN).save(tmp_path / "figure.svg")
-        drawn, bare = explanation.figure(name, 1, dpi=SCREEN), replace(explanation, images_note=None).figure(name, 1, dpi=SCREEN)
+        plain = replace(explanation, images_note=None)
+        drawn, bare = (one.figure(name, 1, dpi=SCREEN) for one in (explanation, plain))
+        file = drawn.save(tmp_path / "figure.svg")
         assert drawn.height > bare.height  # by the sentence
         written = "".join(text.get_text() + " " for text in drawn.figure.texts)
         assert STRETCHED in " ".join(written.split())
