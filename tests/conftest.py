@@ -6,6 +6,7 @@ Nothing large is imported here: the process that hands out the tests reads this 
 from __future__ import annotations
 
 import gc
+import logging
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -21,13 +22,17 @@ if TYPE_CHECKING:
 # Files that take longest, by processor time or because they wait for servers and browsers: they are begun first, so
 # that none is left for one process alone in the end. ``make test`` keeps this order.
 LONG = (
-    *("methods/test_on_photos", "web/test_web_server", "docs/test_readme", "evaluation/test_evaluation_ray"),
-    *("web/test_web_browser", "architecture/test_zoo", "families/test_timm", "evaluation/test_evaluation_killed"),
-    *("docs/test_notebooks", "cli/test_cli", "tape/test_tape", "cli/test_cli_evaluate", "families/test_transformers"),
-    *("pictures/test_figures", "baseline/test_baseline", "evaluation/test_evaluation_memory", "tape/test_interrupts"),
-    *("families/test_texts", "evaluation/test_evaluate", "evaluation/test_evaluation_store"),
-    *("architecture/test_stages", "families/test_plain_encoder", "cli/test_startup"),
+    *("docs/test_readme", "web/test_web_server", "evaluation/test_evaluation_ray", "web/test_web_browser"),
+    *("architecture/test_zoo", "methods/test_on_photos", "families/test_timm", "evaluation/test_evaluation_killed"),
+    *("pictures/test_figures", "cli/test_cli", "tape/test_tape", "baseline/test_baseline", "architecture/test_stages"),
+    *("families/test_transformers", "docs/test_notebooks", "families/test_texts", "evaluation/test_evaluation_store"),
+    *("cli/test_cli_evaluate", "evaluation/test_protocols_targets", "pictures/test_print", "tape/test_interrupts"),
+    *("families/test_plain_encoder", "methods/test_decomposition", "evaluation/test_evaluate", "cli/test_startup"),
 )
+
+
+def pytest_configure() -> None:
+    logging.getLogger().addHandler(logging.NullHandler())  # or warnings of libraries are printed among what tests read
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

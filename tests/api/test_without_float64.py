@@ -10,7 +10,7 @@ import torch
 
 import vitreous
 from device_without_float64 import There, device_without_float64
-from few_evaluations import with_few
+from few_evaluations import runs_again, with_few
 from small_data import batch_of
 from small_models import largest_difference, random_images, small_vit
 from vitreous._utils.tensors import float64_array, in_float64
@@ -56,16 +56,27 @@ def here():
     return vit()
 
 
-@pytest.mark.parametrize("name", [method.name for method in list_methods()])
-def test_maps_of_every_method(name, here):
-    spelling = with_few(name)
-    expected = vitreous.explain(here, images(), spelling, target=1)
+def check_maps(names, here):
+    """Explain by some methods in one call, here and there."""
+    spellings = {name: with_few(name) for name in names}
+    expected = vitreous.explain(here, images(), list(spellings.values()), target=1)
     model, pictures = vit(), images()
     with device_without_float64() as device:
-        found = vitreous.explain(model.to(device), pictures.to(device), spelling, target=1)
-        scores = found.scores[spelling]
-        assert isinstance(scores, There)
-        assert largest_difference(scores.cpu(), expected.scores[spelling]) < ROUNDING_OF.get(name, ROUNDING)
+        found = vitreous.explain(model.to(device), pictures.to(device), list(spellings.values()), target=1)
+        for name, spelling in spellings.items():
+            scores = found.scores[spelling]
+            assert isinstance(scores, There), name
+            difference = largest_difference(scores.cpu(), expected.scores[spelling])
+            assert difference < ROUNDING_OF.get(name, ROUNDING), name
+
+
+def test_maps_of_every_method_that_reads_one_run(here):
+    check_maps([info.name for info in list_methods() if not runs_again(info)], here)
+
+
+@pytest.mark.parametrize("name", [info.name for info in list_methods() if runs_again(info)])
+def test_maps_of_every_method_that_runs_the_model_again(name, here):
+    check_maps([name], here)
 
 
 @pytest.mark.parametrize("pooling", ["avg", "map"])

@@ -34,8 +34,9 @@ REPLACED = {
     r"timm/vit_tiny_patch16_224@random": SMALL,
 }
 # What would take many minutes, and is the same with less of it; `make demo` has the demo model at its own size.
-FEW_PATCHES = ["--image-size", "112"]
+FEW_PATCHES = ["--image-size", "56"]  # 4 x 4 patches
 SHORTER = {
+    "vitreous explain demo-two": FEW_PATCHES,
     "vitreous explain cat.jpg --model demo": FEW_PATCHES,
     "vitreous explain cat.jpg photos/ --model demo": FEW_PATCHES,
     "vitreous similar": FEW_PATCHES,

@@ -18,7 +18,7 @@ from evaluations import METHODS, MODEL, PROTOCOL, command, everything, only_run,
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.store.run import RunError
 
-IMAGES = 160  # enough shards that a quick machine does not finish before it is killed
+IMAGES = 100  # enough shards that a quick machine does not finish before it is killed
 
 
 def shards(out):

@@ -12,6 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import vitreous
+from evaluations import start_worker
 from small_data import loaded, samples
 from small_dual_encoders import prompt_tokenizer, save_clip, transformers_model
 from small_models import PATCHES, small_vit
@@ -165,7 +166,8 @@ class TestPrompts:
         assert len(part.images) == 4
         assert len(whole.images) == 12
 
-    def test_the_command_line_with_workers_and_a_report(self, tmp_path):
+    def test_the_command_line_with_workers_and_a_report(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("vitreous.evaluation.engines._start", start_worker)  # as it does, without importing anew
         model = save_clip(tmp_path / "clip")
         data = photos(tmp_path, 2)
         arguments = ["--protocol", "prompt-pointing-4-classes", "--model", model, "--data", f"labelled:{data.path}"]

@@ -148,7 +148,8 @@ def test_padding_and_company_change_nothing(kind: str) -> None:
     model, methods = model_of(kind), [with_few(method) for method in methods_of(kind)]
     together = ask(model, texts(LENGTHS, tokens=max(LENGTHS) + 2), methods, TARGET)
     whole = texts(LENGTHS)
-    for row, (length, target) in enumerate(zip(LENGTHS, TARGET, strict=True)):
+    for row in (1, 2):  # the one with the most padding, and one of the longest behind others
+        length, target = LENGTHS[row], TARGET[row]
         alone = ask(model, whole.cut(torch.tensor([row]), length), methods, target)
         torch.testing.assert_close(together.logits[row], alone.logits[0], rtol=1e-11, atol=1e-12)
         for method in methods:

@@ -29,6 +29,7 @@ from vitreous.pictures.figures import (
 )
 
 SMALL = ("--model", "timm/test_vit@random", "--image-size", "64x48")
+SCREEN = 72  # pixels per inch: for print there are 17 times as many, which take as many times as long
 
 
 def run(*arguments):
@@ -45,9 +46,14 @@ def photos(tmp_path):
 
 class TestFiles:
     @pytest.mark.parametrize("name", FIGURES)
-    def test_svg_is_well_formed_and_holds_the_picture(self, name, tmp_path):
-        file = FIGURES[name](lambda maps: maps).save(tmp_path / "figure.svg")
-        tree = ET.parse(file).getroot()
+    def test_svg_is_well_formed_and_holds_the_picture_and_pdf_is_complete(self, name, tmp_path):
+        page = FIGURES[name](lambda maps: maps)
+        content = page.save(tmp_path / "figure.pdf").read_bytes()
+        assert content.startswith(b"%PDF-1.")
+        assert content.rstrip().endswith(b"%%EOF")
+        start = int(re.search(rb"startxref\s+(\d+)", content)[1])
+        assert content[start : start + 4] == b"xref"
+        tree = ET.parse(page.save(tmp_path / "figure.svg")).getroot()
         assert tree.tag.endswith("svg")
         images = [node for node in tree.iter() if node.tag.endswith("}image")]
         assert bool(images) == (name != "curves")
@@ -57,17 +63,11 @@ class TestFiles:
         assert texts  # letters stay letters, and name their font
         assert all("DejaVu Sans" in text.attrib["style"] for text in texts)
 
-    @pytest.mark.parametrize("name", FIGURES)
-    def test_pdf_is_complete(self, name, tmp_path):
-        content = FIGURES[name](lambda maps: maps).save(tmp_path / "figure.pdf").read_bytes()
-        assert content.startswith(b"%PDF-1.")
-        assert content.rstrip().endswith(b"%%EOF")
-        start = int(re.search(rb"startxref\s+(\d+)", content)[1])
-        assert content[start : start + 4] == b"xref"
-
     def test_files_are_the_same_every_time(self, tmp_path):
         for kind in ("png", "pdf", "svg"):
-            first, second = (overlay_figure(explanation(), photo=photo()).save(tmp_path / f"{n}.{kind}") for n in "ab")
+            first, second = (
+                overlay_figure(explanation(), photo=photo(), dpi=SCREEN).save(tmp_path / f"{n}.{kind}") for n in "ab"
+            )
             assert first.read_bytes() == second.read_bytes()
 
     @pytest.mark.parametrize("name", ["figure.jpg", "figure", ".png"])
@@ -115,14 +115,14 @@ class TestDrawing:
 
     def test_an_explanation_draws_itself(self):
         for name in ("overlay", "comparison", "classes"):
-            assert explanation().figure(name, photo=photo()).width > 200
+            assert explanation().figure(name, photo=photo(), dpi=SCREEN).width > 200
         with pytest.raises(InputError, match="overlay, comparison, classes, slices or frames"):
             explanation().figure("depth", photo=photo())
 
     @pytest.mark.parametrize("size", [(1, 3000), (1000, 1), (1, 1)])
     def test_a_strip_of_a_photo_can_be_drawn(self, size):
         for name in ("overlay", "comparison", "classes"):
-            drawn = explanation().figure(name, photo=photo(*size)).image()
+            drawn = explanation().figure(name, photo=photo(*size), dpi=SCREEN).image()
             assert len(np.unique(np.asarray(drawn))) > 1
 
     def test_without_photo_or_picture_there_is_an_error(self):
@@ -162,9 +162,9 @@ class TestDrawing:
         scores = {**whole.scores, SIGNED: whole.scores[SIGNED] * float("nan")}
         broken = Explanation(**{**vars(whole), "scores": scores})
         for make in (
-            lambda given: comparison_figure([Shown(given, 0, photo())]),
-            lambda given: classes_figure(given, photo=photo()),
-            lambda given: overlay_figure(given, photo=photo()),
+            lambda given: comparison_figure([Shown(given, 0, photo())], dpi=SCREEN),
+            lambda given: classes_figure(given, photo=photo(), dpi=SCREEN),
+            lambda given: overlay_figure(given, photo=photo(), dpi=SCREEN),
         ):
             before, after = (np.asarray(make(given).image(scale=1)) for given in (whole, broken))
             assert before.shape[1] == after.shape[1]  # a row without any map has no colour bars either
@@ -178,7 +178,8 @@ class TestDrawing:
         maps = whole.maps.clone()
         maps[2, 3] = float("inf")  # of the middle one, which does not hold the largest score alone
         before, after = (
-            np.asarray(strips_figure([one], photo=photo()).image()) for one in (whole, replace(whole, maps=maps))
+            np.asarray(strips_figure([one], photo=photo(), dpi=SCREEN).image())
+            for one in (whole, replace(whole, maps=maps))
         )
         assert before.shape == after.shape
         changed = np.nonzero((before != after).any(axis=(0, 2)))[0]
@@ -222,7 +223,7 @@ class TestCommand:
         out = photos / f"out.{'png' if name != 'depth' else 'svg'}"
         images = [photos / "cat.png", photos / "dog.png"][: 1 if FIGURE_KINDS[name].images == "one" else 2]
         steps = ("--steps", 2) if "curve" in name else ()
-        result = run("figure", name, *images, *SMALL, "--out", out, *steps, "--dpi", 72)
+        result = run("figure", name, *images, *SMALL, "--out", out, *steps, "--dpi", SCREEN)
         assert result.exit_code == 0, result.output
         assert result.stdout.strip() == str(out)
         assert out.stat().st_size > 5000
@@ -233,7 +234,7 @@ class TestCommand:
         assert all(name in result.stdout for name in FIGURE_KINDS)
 
     def test_the_shipped_photo_several_photos_and_classes(self, photos):
-        common = ("--method", "rollout,tokentm", "--out", photos / "out.png", "--topk", 2)
+        common = ("--method", "rollout,tokentm", "--out", photos / "out.png", "--topk", 2, "--dpi", SCREEN)
         assert (
             run("figure", "comparison", photos / "cat.png", photos / "dog.png", "demo", *SMALL, *common).exit_code == 0
         )
@@ -244,7 +245,7 @@ class TestCommand:
     def test_targets_reach_the_figure(self, photos):
         files = [photos / f"{target}.png" for target in (3, 4)]
         for file in files:
-            arguments = ("--target", file.stem, "--out", file, "--method", "gae", "--patches")
+            arguments = ("--target", file.stem, "--out", file, "--method", "gae", "--patches", "--dpi", SCREEN)
             assert run("figure", "overlay", photos / "cat.png", *SMALL, *arguments).exit_code == 0
         assert files[0].read_bytes() != files[1].read_bytes()
 

@@ -22,6 +22,7 @@ from vitreous.pictures.figures import Shown
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 METHODS = ["tokentm", "decompx.skipplus"]
 FIGURES = ["overlay", "comparison", "classes"]
+SCREEN = 72  # pixels per inch: what is compared does not depend on it, and for print there are 17 times as many
 
 
 def photos(count, size):
@@ -48,8 +49,9 @@ class TestWithoutAPicture:
     @pytest.mark.parametrize("name", FIGURES)
     def test_a_figure_is_drawn_on_the_tensor_and_says_so(self, explained, name, tmp_path):
         explanation, *_ = explained
-        file = explanation.figure(name, 1).save(tmp_path / "figure.svg")
-        drawn, bare = explanation.figure(name, 1), replace(explanation, images_note=None).figure(name, 1)
+        plain = replace(explanation, images_note=None)
+        drawn, bare = (one.figure(name, 1, dpi=SCREEN) for one in (explanation, plain))
+        file = drawn.save(tmp_path / "figure.svg")
         assert drawn.height > bare.height  # by the sentence
         written = "".join(text.get_text() + " " for text in drawn.figure.texts)
         assert STRETCHED in " ".join(written.split())
@@ -168,7 +170,7 @@ class TestWithAPicture:
         """What is drawn on the photos themselves."""
         explanation, _, seen = explained
         with_photos = replace(explanation, images=tuple(seen), images_note=None)
-        figures = [array(with_photos.figure(name, 1).image(scale=1)) for name in FIGURES]
+        figures = [array(with_photos.figure(name, 1, dpi=SCREEN).image(scale=1)) for name in FIGURES]
         return array(with_photos.overlay("tokentm", 1, 1)), figures
 
     def test_every_form_gives_the_same_pictures(self, explained, wanted, given):
@@ -177,7 +179,7 @@ class TestWithAPicture:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             laid = explanation.overlay("tokentm", 1, 1, image=image, **normalised)
-            sheets = [explanation.figure(name, 1, image=image, **normalised) for name in FIGURES]
+            sheets = [explanation.figure(name, 1, image=image, dpi=SCREEN, **normalised) for name in FIGURES]
         overlay, figures = wanted
         assert np.array_equal(array(laid), overlay)
         for sheet, figure in zip(sheets, figures, strict=True):

@@ -50,9 +50,9 @@ class TestFiles:
     @pytest.mark.parametrize(("width", "points"), [("3.25in", 234), ("6.9in", 496.8), ("8.6cm", 243.78), (2.5, 180)])
     def test_the_page_is_as_wide_as_asked(self, width, points, tmp_path):
         for canvas in (
-            overlay_figure(explanation(), photo=photo(), width=width),
-            classes_figure(explanation(), photo=photo(), width=width),
-            strips_figure([strip(lambda maps: maps, signed=True)], photo=photo(), width=width),
+            overlay_figure(explanation(), photo=photo(), width=width, dpi=72),
+            classes_figure(explanation(), photo=photo(), width=width, dpi=72),
+            strips_figure([strip(lambda maps: maps, signed=True)], photo=photo(), width=width, dpi=72),
         ):
             content = canvas.save(tmp_path / "figure.pdf").read_bytes()
             assert page_width(content) == pytest.approx(points, abs=0.01)  # rounded in the file
@@ -93,14 +93,16 @@ class TestFiles:
 
     def test_text_of_another_font(self, tmp_path):
         content = (
-            overlay_figure(explanation(), photo=photo(), font="DejaVu Serif").save(tmp_path / "a.pdf").read_bytes()
+            overlay_figure(explanation(), photo=photo(), font="DejaVu Serif", dpi=72)
+            .save(tmp_path / "a.pdf")
+            .read_bytes()
         )
         assert b"DejaVuSerif" in content
         assert b"DejaVuSans" not in content
         path = str(font_file("DejaVu Sans Mono"))
         assert (
             b"DejaVuSansMono"
-            in classes_figure(explanation(), photo=photo(), font=path).save(tmp_path / "b.pdf").read_bytes()
+            in classes_figure(explanation(), photo=photo(), font=path, dpi=72).save(tmp_path / "b.pdf").read_bytes()
         )
 
 
@@ -156,7 +158,7 @@ class TestLayout:
     @pytest.mark.parametrize("name", ["overlay", "comparison", "classes"])
     @pytest.mark.parametrize("width", [None, "3.25in"])
     def test_nothing_overlaps_and_nothing_is_outside(self, name, width):
-        canvas = explanation().figure(name, photo=photo(), width=width)
+        canvas = explanation().figure(name, photo=photo(), width=width, dpi=72)
         renderer = FigureCanvasAgg(canvas.figure).get_renderer()
         page = canvas.figure.bbox
         boxes = [text.get_window_extent(renderer) for text in canvas.figure.texts]
