@@ -172,7 +172,7 @@ def candidates(base: Base) -> dict[str, Tensor]:  # noqa: C901, PLR0915 - a list
     found["g+FG+zP+0.5tC"] = threefold + 0.5 * soft
     found["g+FG+zP+zC"] = threefold + z(region)
     found["g+FG+zP+0.5zC"] = threefold + 0.5 * z(region)
-    found |= three_terms(base, gae, z(spread_upper) + 0.5 * z(region))
+    found |= three_terms(base, gae, z(spread_upper), z(region))
     for name in list(found):
         if "R3" in name or "RU3" in name or "R5" in name or "tC" in name or "zP" in name or "RP3" in name:
             found[f"{name}-1"] = z(found[name]) - 1
@@ -184,8 +184,9 @@ def bounded(maps: Tensor) -> Tensor:
     return z(z(maps).clamp(-2, 3))
 
 
-def three_terms(base: Base, gae: Tensor, regions: Tensor) -> dict[str, Tensor]:
+def three_terms(base: Base, gae: Tensor, attended: Tensor, likely: Tensor) -> dict[str, Tensor]:
     """Sums of F, O and H (the logit, the odds, what hiding a patch loses), with GAE and regions."""
+    regions = attended + 0.5 * likely
     odds = base["ixg libra probability"].sum(1) + base["bias libra probability"].sum(1)
     own, odds, hidden = bounded(fullgrad(base)), bounded(odds), bounded(base["hide plain probability"].sum(1))
     fine = own + 0.5 * odds + hidden
@@ -196,6 +197,13 @@ def three_terms(base: Base, gae: Tensor, regions: Tensor) -> dict[str, Tensor]:
         found[f"F+H/2+{weight}r"] = own + 0.5 * hidden + weight * regions
         found[f"F+O/2+H/2+{weight}r"] = fine - 0.5 * hidden + weight * regions
         found[f"F+H+{weight}r"] = own + hidden + weight * regions
+    for weight in (1.0, 1.25, 1.5, 2.0, 2.5, 3.0):  # the fine scale as far as a patch lies in a region
+        found[f"s(F+O/2+H)+{weight}R"] = torch.sigmoid(2 * z(regions)) * fine + weight * z(regions)
+        for alike, name in ((1.0, "Rc"), (2.0, "Rd")):
+            region = z(attended + alike * likely)
+            found[f"s(F+O/2+H)+{weight}{name}"] = torch.sigmoid(2 * region) * fine + weight * region
+            half = fine - 0.5 * hidden
+            found[f"s(F+O/2+H/2)+{weight}{name}"] = torch.sigmoid(2 * region) * half + weight * region
     return {name: z(maps) for name, maps in found.items()}
 
 

@@ -226,8 +226,9 @@ class TestLeftOut:
         torch.manual_seed(0)
         with pytest.warns(UserWarning, match="tokentm is left out: its blocks do not attend"):
             explanation = vitreous.explain(PoolingMixer().eval(), random_images(dtype=torch.float32))
-        assert explanation.methods == ("decompx.skipplus",)
-        assert explanation.left_out == dict.fromkeys(("tokentm", "gradtoken"), "its blocks do not attend")
+        assert explanation.methods == ("decompx.skipplus", "fullgrad_plus:rule=libra")
+        missing = ("twoscale", "tokentm", "gae", "gradtoken")
+        assert explanation.left_out == dict.fromkeys(missing, "its blocks do not attend")
         assert explanation.select(1).left_out == explanation.left_out
         assert Explanation.load(explanation.save(tmp_path / "saved")).left_out == explanation.left_out
 

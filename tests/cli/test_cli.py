@@ -64,7 +64,8 @@ class TestExplain:
         assert str(out / "cat" / "comparison.png") in result.stdout
         assert not result.stderr
         saved = Explanation.load(out / "cat")
-        assert saved.methods == ("tokentm", "gradtoken", "decompx.skipplus")
+        assert saved.methods[0] == "twoscale"
+        assert saved.methods[1:] == (saved.provenance["runner_up"]["method"],)
         assert saved.grid == (4, 3)
         assert saved.target.tolist() == [saved.logits.argmax().item()]
         assert (out / "cat" / "comparison.png").is_file()
@@ -101,16 +102,15 @@ class TestExplain:
         page = out / "page.html"
         result = run("explain", photos, *model, "--out", out, "--batch-size", 1, "--json", "--report", page)
         report = json.loads(result.stdout)
-        assert report["methods"] == ["decompx.skipplus"]
-        assert report["left_out"] == dict.fromkeys(("tokentm", "gradtoken"), "its blocks do not attend")
+        assert report["methods"] == ["decompx.skipplus", "fullgrad_plus:rule=libra"]
+        missing = ("twoscale", "tokentm", "gae", "gradtoken")
+        assert report["left_out"] == dict.fromkeys(missing, "its blocks do not attend")
         # Every photo's folder says so, also of the batches that were not asked any more.
         for saved in (Explanation.load(one["folder"]) for one in report["photos"]):
             assert saved.left_out == report["left_out"]
         lines = [line for line in result.stderr.splitlines() if line.startswith("warning:")]
         assert len(lines) == 1
-        assert (
-            "tokentm is left out: its blocks do not attend; gradtoken is left out: its blocks do not attend" in lines[0]
-        )
+        assert "tokentm is left out: its blocks do not attend; gae is left out: its blocks do not attend" in lines[0]
         assert "<dt><code>tokentm" not in page.read_text()
 
     def test_several_targets_and_topk(self, photos, out):

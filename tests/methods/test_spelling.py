@@ -230,8 +230,9 @@ def test_every_value_of_every_option_runs(model):
 
 
 def test_unsigned_methods_have_no_negative_scores(every_map):
+    standard_scores = {with_few(name) for name in ("twoscale", "refined")}  # 0 is the mean patch, tested there
     for spelling, maps in every_map.scores.items():
-        if not every_map.signed[spelling]:
+        if not every_map.signed[spelling] and spelling not in standard_scores:
             assert (maps >= 0).all(), spelling
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 
 import vitreous
 from small_models import PATCHES, golden_model, random_images, small_vit
+from vitreous.api.explain import with_runner_up
 from vitreous.errors import MethodError, UnsupportedModelError
+from vitreous.explanation.explanation import Explanation
 from vitreous.methods.gradient import FullGradient
 from vitreous.methods.spelling import cost_of
 from vitreous.methods.twoscale import standardised
@@ -96,7 +99,12 @@ def expected_parts(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list
     hidden = [lost_without(model, image[None], int(number)) for image, number in zip(images, TARGET, strict=True)]
     fine = [c(f) + c(o) / 2 + c(h) for f, o, h in zip(base[FULL], odds, hidden, strict=True)]
     alike = regions_by_hand(model, images, base[UPPER])
-    return fine, [z(spread) + z(region) / 2 for spread, region in zip(base[UPPER], alike, strict=True)]
+    return fine, [z(z(spread) + z(region)) for spread, region in zip(base[UPPER], alike, strict=True)]
+
+
+def together(fine: Tensor, regions: Tensor, weight: float) -> Tensor:
+    """The fine scale as far as it is believed, and the regions."""
+    return z(fine / (1 + (-2 * regions).exp()) + weight * regions)
 
 
 @pytest.mark.parametrize("region", [0, 1, 2.5])
@@ -104,7 +112,13 @@ def test_it_is_the_sum_of_the_standardised_base_maps(region):
     model, images = small_vit(), random_images()
     found = vitreous.explain(model, images, f"twoscale:region={region}", TARGET).scores[f"twoscale:region={region}"]
     for map_, fine, regions in zip(found, *expected_parts(model, images), strict=True):
-        torch.testing.assert_close(map_, z(fine + region * regions), **SAME)
+        torch.testing.assert_close(map_, together(fine, regions, region), **SAME)
+
+
+def test_zero_is_the_mean_patch():
+    scores = vitreous.explain(small_vit(), random_images(), "twoscale").scores["twoscale"]
+    torch.testing.assert_close(scores.mean(1), torch.zeros(2, dtype=scores.dtype), **SAME)
+    torch.testing.assert_close(scores.std(1, unbiased=False), torch.ones(2, dtype=scores.dtype), **SAME)
 
 
 def orders_by_hand(model: nn.Module, image: Tensor, target: int, parts: int, *, best_first: bool) -> list[int]:
@@ -134,7 +148,7 @@ def contributions_of_rest(model: nn.Module, image: Tensor, left: list[int], targ
     return dict(zip(left, scores.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("budget", [2, 5, 16])
+@pytest.mark.parametrize("budget", [2, 5])
 def test_the_orders_are_those_of_runs_without_the_patches_that_have_gone(budget):
     model, images = small_vit(), random_images()
     spelling = f"refined:budget={budget},region=1"
@@ -148,7 +162,7 @@ def test_the_orders_are_those_of_runs_without_the_patches_that_have_gone(budget)
             )
             places = torch.arange(PATCHES, dtype=torch.float64) / (PATCHES - 1)
             ranks[row, order] = 1 - places if best_first else places
-        expected = z(fine[number] + 2 * z(ranks.pow(3).sum(0)) + regions[number])
+        expected = together(fine[number] + 2 * z(ranks.pow(3).sum(0)), regions[number], 2)
         torch.testing.assert_close(map_, expected, **SAME)
 
 
@@ -203,3 +217,51 @@ def test_a_model_that_can_only_hide_patches_is_refused_by_name():
     assert vitreous.explain(model, images, "twoscale").scores["twoscale"].isfinite().all()
     with pytest.raises(UnsupportedModelError, match="hidden from attention but not dropped"):
         vitreous.explain(model, images, "refined")
+
+
+class TestRunnerUp:
+    """What ``explain`` shows where no methods are named."""
+
+    NAMES = ("decompx.skipplus", "tokentm", "gae", "fullgrad_plus:rule=libra")
+
+    def test_it_is_the_one_whose_ranks_agree_least(self):
+        model, images = small_vit(), random_images()
+        chosen = vitreous.explain(model, images)
+        every = vitreous.explain(model, images, ["twoscale", *self.NAMES]).scores
+        agreement = {
+            name: np.mean([spearmanr(one, other)[0] for one, other in zip(every["twoscale"], every[name], strict=True)])
+            for name in self.NAMES
+        }
+        least = min(agreement, key=agreement.__getitem__)
+        assert chosen.methods == ("twoscale", least)
+        assert chosen.provenance["methods"] == list(chosen.methods)
+        assert chosen.provenance["runner_up"]["method"] == least
+        told = chosen.provenance["runner_up"]["agreement"]
+        assert told == {name: pytest.approx(value, abs=1e-4) for name, value in agreement.items()}  # four digits
+        for name in chosen.methods:
+            torch.testing.assert_close(chosen.scores[name], every[name], **SAME)
+
+    @staticmethod
+    def explanation(**maps: list[float]) -> Explanation:
+        scores = {name.replace("_", "."): torch.tensor([values]) for name, values in maps.items()}
+        return Explanation(
+            scores=scores,
+            grid=(1, 4),
+            target=torch.tensor([0]),
+            logits=torch.zeros(1, 2),
+            image_size=(8, 8),
+            signed=dict.fromkeys(scores, False),
+        )
+
+    def test_equal_ones_go_by_their_place_and_maps_that_are_not_finite_come_last(self):
+        up, down, broken = [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0], [1.0, float("nan"), 3.0, 4.0]
+        found = with_runner_up(self.explanation(twoscale=up, decompx_skipplus=broken, tokentm=down, gae=down))
+        assert found.methods == ("twoscale", "tokentm")
+        assert found.provenance["runner_up"]["agreement"] == {"decompx.skipplus": None, "tokentm": -1, "gae": -1}
+        found = with_runner_up(self.explanation(twoscale=up, tokentm=up, gradtoken=down))
+        assert found.methods == ("twoscale", "tokentm")  # gradtoken is no runner-up
+
+    def test_what_a_model_does_not_allow_is_replaced(self):
+        up, down = [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]
+        assert with_runner_up(self.explanation(gradtoken=up)).methods == ("gradtoken",)
+        assert with_runner_up(self.explanation(tokentm=up, gradtoken=down)).methods == ("tokentm", "gradtoken")

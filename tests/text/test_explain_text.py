@@ -22,7 +22,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 import vitreous
 from small_reviews import text_model
 from small_text_models import LONGEST, PAD, ask, blocks_of, build, small_tokenizer, texts
-from vitreous._utils.defaults import DEFAULT_METHODS
+from vitreous._utils.defaults import PAPERS
 from vitreous._utils.storage import StorageError
 from vitreous.errors import InputError, MethodError, ModelError, TargetError, UnsupportedModelError
 from vitreous.explanation.prediction import ExplanationError
@@ -186,7 +186,7 @@ class TestUsualMethods:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             explanation = vitreous.explain_text(pair, SHORT)
-        assert explanation.methods == DEFAULT_METHODS
+        assert explanation.methods == PAPERS
 
     def test_one_that_the_model_does_not_allow_is_left_out_with_the_reason(self):
         pair = build("deberta"), small_tokenizer()
@@ -204,7 +204,7 @@ class TestUsualMethods:
             vitreous.explain_text(pair, SHORT, ["tokentm", "gradtoken"])
 
     def test_where_none_is_left_it_is_an_error(self, monkeypatch):
-        monkeypatch.setattr("vitreous.text.explain.DEFAULT_METHODS", ("gradtoken", "vitcx"))
+        monkeypatch.setattr("vitreous.text.explain.PAPERS", ("gradtoken", "vitcx"))
         with pytest.raises(UnsupportedModelError, match="gradtoken cannot explain"):
             vitreous.explain_text((build("deberta"), small_tokenizer()), SHORT)
 

@@ -12,9 +12,10 @@ terms, which differ in what they ask:
   what the other tokens would read in its place, to the first order: without key j the softmax of row i is normalised
   anew, so that the output of a head moves by A_ij (o_i - v_j) / (1 - A_ij).
 
-The region's scale is z(Ā F') and z(S Ā F'): F' is F of the upper half of the blocks, spread over patches that the model
-treats as one thing: by Ā, the mean attention of all blocks but the last (GradToken's propagation), and by S, the
-likeness of tokens halfway up. They tell object from ground, where the fine scale marks single patches.
+The region's scale R is made of z(Ā F') and z(S Ā F'): F' is F of the upper half of the blocks, spread over patches that
+the model treats as one thing: by Ā, the mean attention of all blocks but the last (GradToken's propagation), and by S,
+the likeness of tokens halfway up. It tells object from ground, where the fine scale marks single patches. It is added,
+and it says how far the fine scale is believed: a gradient far from every region that contributes is mostly noise.
 
 A gradient explains the picture as it is. Once the best patches are gone, others decide that counted little before. So
 ``refined`` asks again while patches are dropped, the best first (what has to go to destroy the prediction) and the
@@ -41,8 +42,8 @@ _ODDS, _HIDDEN = Pass("libra", "probability"), Pass("plain", "probability")
 _LOWEST, _HIGHEST = -2.0, 3.0  # standard deviations that a term of the fine scale may count for
 _OF_ODDS = 0.5  # how much O counts beside F and H
 _TEMPERATURE = 0.2  # of the likeness of tokens
-_ALIKE = 0.5  # how much likeness of tokens counts beside attention
-_ORDERS = 2.0  # how much the orders in which patches go count beside gradients
+_STEEPNESS = 2.0  # how fast the fine scale is believed less outside of regions
+_ORDERS = 2.0  # how much the orders in which patches go, and then also the regions, count beside gradients
 _LEAST = 1e-3  # of the attention that a row keeps without a key
 
 
@@ -97,12 +98,13 @@ def _lost_without(attention: Tensor, slope: Tensor) -> Tensor:
 
 
 class TwoScale(Procedure):
-    """z(c(F) + c(O) / 2 + c(H) + w (z(Ā F') + z(S Ā F') / 2)).
+    """z(σ(2 R) (c(F) + c(O) / 2 + c(H)) + w R), R = z(z(Ā F') + z(S Ā F')).
 
     F is FullGrad+ under the libra rule, O the same of the probability, H what the probability loses to the first order
     if a patch is hidden from the attention of all blocks; F' is F of the upper half of the blocks, Ā the mean attention
     of all blocks but the last, S the softmax of the cosines, over 0.2, of the centred tokens halfway up. z gives a map
-    mean 0 and standard deviation 1 over the patches of a picture; c is z with values below -2 and above 3 cut off.
+    mean 0 and standard deviation 1 over the patches of a picture; c is z with values below -2 and above 3 cut off; σ is
+    the logistic function. 0 is the mean patch.
 
     Args:
         region: w.
@@ -135,7 +137,11 @@ class TwoScale(Procedure):
 
     def map(self, view: View) -> Tensor:
         """Both scales together."""
-        return standardised(self.fine(view) + self.regions(view))
+        return self.together(self.fine(view), self.regions(view), self._region)
+
+    def together(self, fine: Tensor, regions: Tensor, weight: float) -> Tensor:
+        """z(σ(2 R) fine + w R), (batch, patches)."""
+        return standardised(torch.sigmoid(_STEEPNESS * regions) * fine + weight * regions)
 
     def fine(self, view: View) -> Tensor:
         """c(F) + c(O) / 2 + c(H), (batch, patches)."""
@@ -150,18 +156,18 @@ class TwoScale(Procedure):
         return self._every.combine(self._full, view)[:, view.layout.prefix :]
 
     def regions(self, view: View) -> Tensor:
-        """The regions' part, w (z(Ā F') + z(S Ā F') / 2), (batch, patches)."""
+        """R = z(z(Ā F') + z(S Ā F')), (batch, patches)."""
         upper = self._upper.combine(self._full, view)[:, view.layout.prefix :]
         spread = self._spread.apply(view, upper)
         tokens = view.tokens(view.depth // 2)[:, view.layout.prefix :]
         tokens = torch.nn.functional.normalize(tokens - tokens.mean(dim=1, keepdim=True), dim=-1)
         alike = (tokens @ tokens.mT / _TEMPERATURE).softmax(dim=-1)
         regions = (alike @ spread[..., None].to(alike.dtype))[..., 0]
-        return self._region * (standardised(spread) + _ALIKE * standardised(regions))
+        return standardised(standardised(spread) + standardised(regions))
 
 
 class Refined(TwoScale):
-    """z(z(√G) + z(F) + 2 z(D³ + I³) + 2 w (z(Ā F') + z(S Ā F') / 2)), D and I the orders in which patches go.
+    """z(σ(2 R) (c(F) + c(O) / 2 + c(H) + 2 z(D³ + I³)) + 2 w R), D and I the orders in which patches go.
 
     Args:
         region: w.
@@ -186,7 +192,8 @@ class Refined(TwoScale):
         own = self.own(view)
         removed, left = (self.ranks(view, own, best_first=best_first) for best_first in (True, False))
         orders = standardised(removed.pow(3) + left.pow(3))
-        return standardised(self.fine(view) + _ORDERS * orders + self.regions(view))
+        fine, regions = self.fine(view) + _ORDERS * orders, self.regions(view)
+        return self.together(fine, regions, _ORDERS * self._region)
 
     def ranks(self, view: View, own: Tensor, *, best_first: bool) -> Tensor:
         """When each patch goes while equal parts of the patches are dropped, (batch, patches), from 0 to 1.
@@ -223,7 +230,7 @@ class Refined(TwoScale):
 
 RegionWeight = Annotated[float, "how much it counts whether a patch lies in a region that contributes; localisation"]
 _PAPER = "Mehri et al., LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions"
-_NOTE = "its FullGrad+, added to GAE and regions by this project"
+_NOTE = "its FullGrad+, of logit and probability, with hidden patches and regions added by this project"
 
 
 @register(
@@ -237,8 +244,8 @@ _NOTE = "its FullGrad+, added to GAE and regions by this project"
     class_specific=True,
     signed=False,
 )
-def twoscale(*, region: RegionWeight = 1.0) -> TwoScale:
-    """What patches contribute, by gradients and by attention, and whether they lie in a region that contributes."""
+def twoscale(*, region: RegionWeight = 2.0) -> TwoScale:
+    """What patches contribute, what hiding them would lose, and whether they lie in a region that contributes."""
     return TwoScale(region)
 
 
@@ -261,7 +268,7 @@ def refined(
         "worst first",
         AtMost(1000),
     ] = 8,
-    region: RegionWeight = 1.0,
+    region: RegionWeight = 2.0,
 ) -> Refined:
     """The same, with the patches ranked again and again while the best, or the worst, are dropped."""
     return Refined(region, budget)
