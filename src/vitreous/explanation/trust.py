@@ -26,7 +26,7 @@ SIDES = ("top", "bottom")
 RANDOM_SETS = 5  # disjoint, so that every pair of them is the highest and the lowest part of a random order
 
 # Chosen on one half of the photos by benchmarks/trust_calibration.py, which reports the other half.
-_GOOD, _FAIR = 0.15, 0.0  # of the gap between the highest and the lowest patches, as a part of the probability
+_GOOD, _FAIR = 0.25, 0.0  # of the gap between the highest and the lowest patches, as a part of the probability
 DOUBTFUL_BOUND = 0.25  # as many random orders may do as well
 LIKELY = 0.3  # below this, no class is likely
 NO_EFFECT = 0.01  # of the probability
