@@ -225,6 +225,14 @@ class TestConclusions:
         )
 
 
+def test_the_sentence_names_a_better_map():
+    maps = {"gae": MapTrust(0.1, 15, 20, 0.5), "ixg": MapTrust(0.33, 20, 20, 0.1)}
+    found = Trust(*("poor", "", "gae", "ixg", 3, "x", 0.9, 3, maps, None, None, None, None, "dropped", 14))
+    assert "random orders and at least 50% of all; that of ixg does better (a gap of 33 to 10 points)." in sentence(
+        found
+    )
+
+
 class Neighbours(Block):
     """A block that mixes neighbours by a convolution, so that no patch can be dropped."""
 

@@ -125,7 +125,7 @@ def explain(
             ``None`` for tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out
             with a warning. ``"auto"`` tries seven candidates (the three, gae, fullgrad_plus:rule=libra,
             decompx.skipplus.propagate and twoscale) and keeps the one that the model's answers to parts of the images
-            speak for most: some eight forward passes more; see ``vitreous.trust``.
+            speak for most: some four forward passes more; see ``vitreous.trust``.
         target: the class to explain: ``None`` for the predicted one, one for all images, one per image ``(batch,)``, or
             several per image ``(batch, k)``; by number, or by name where the model's class names are known. In the
             place of a class a target of ``vitreous.targets``, such as ``Contrast("tabby", "tiger cat")``, or its

@@ -299,6 +299,9 @@ def sentence(found: Trust) -> str:
     map_, name = found.maps[found.method], found.target_name
     parts = [_kept_part(map_, name), _destroyed_part(map_)]
     parts.append(_chance_part(map_))
+    if found.best != found.method:
+        gaps = " to ".join(f"{100 * found.maps[name].gap:.0f}" for name in (found.best, found.method))
+        parts.append(f"that of {found.best} does better (a gap of {gaps} points)")
     if found.agreement is not None:
         where = f"on the {found.agree_on} part" if found.agree_on != found.disagree_on else "in parts"
         likeness = f"methods agree {where} and differ most on the {found.disagree_on} part"
