@@ -115,6 +115,8 @@ def calibrated(rows: list[dict]) -> dict:
         "chosen on": len(halves[0]),
         "with these": figures([with_thresholds(row, fair, good) for row in halves[1]], halves[1]),
         "with those of the package": figures([row["verdict"] for row in halves[1]], halves[1]),
+        # For a model that they were not chosen with: there is nothing to hold out.
+        "with those of the package, both halves": figures([row["verdict"] for row in rows], rows),
         "rank correlation of the gap with faithfulness": spearman(
             [relative(row) for row in halves[1]], [row["faithfulness"] for row in halves[1]]
         ),

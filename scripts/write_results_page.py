@@ -2,9 +2,10 @@
 
     python scripts/write_results_page.py [--check]
 
-The words are written by hand; a chart and tables stand between ``<!-- results: PROTOCOL DATASET -->`` and
-``<!-- end -->``, where DATASET is how the data set's folder ends. Runs of one protocol and model on the same photos
-share a table, whenever they were measured; ``scripts/keep_results.py`` puts them there.
+The words are written by hand; a chart and tables stand between ``<!-- results: PROTOCOL DATASET [MODEL] -->`` and
+``<!-- end -->``, where DATASET is how the data set's folder ends, and MODEL is ``demo`` for its runs, which stand apart
+from those of all others. Runs of one protocol and model on the same photos share a table, whenever they were measured;
+``scripts/keep_results.py`` puts them there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from vitreous.methods import is_control
 from vitreous.metrics.metric import Metric
 
 DOCS = Path(__file__).parents[1] / "docs"
-PLACE = re.compile(r"(<!-- results: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- results: (\S+) (\S+)(?: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+APART = "demo"  # the model whose tables stand apart
 START_LAYER = re.compile(r"[:,]start=\d+")  # a sweep over start layers puts it into every spelling
 # A photo explained beside others may have another last digit, which may put a pixel on the other side of a threshold:
 # so much of its interval a number may move when it is measured again.
@@ -80,6 +82,7 @@ class Kept:
     def table(self) -> str:
         """What runs of one table have in common."""
         same = {name: self.run[name] for name in ("protocol", "settings", "preprocessing", "images", "seed")}
+        same["stratified"] = self.run.get("stratified", False)
         same["model"] = {name: value for name, value in self.run["model"].items() if value is not None}
         return json.dumps([same, ending_of(self.run["data"]), self.measured, self.counted], sort_keys=True)
 
@@ -89,9 +92,9 @@ def page(text: str, results: Path) -> str:
     tables = _tables(results)
 
     def filled(place: re.Match[str]) -> str:
-        chosen = tables.get((place[2], place[3]), [])
-        chart = f"![{place[2]}: mean and 95% interval of every method]({_chart_name(place[2], place[3])})\n\n"
-        return place[1] + "\n" + (chart if chosen else "") + "\n".join(map(_section, chosen)) + place[4]
+        chosen = tables.get((place[2], place[3], place[4] or ""), [])
+        chart = f"![{place[2]}: mean and 95% interval of every method]({_chart_name(*place.groups()[1:4])})\n\n"
+        return place[1] + "\n" + (chart if chosen else "") + "\n".join(map(_section, chosen)) + place[5]
 
     return PLACE.sub(filled, text)
 
@@ -100,15 +103,15 @@ def charts(text: str, results: Path) -> dict[str, str]:
     """The charts of a page by their file names: of the largest table of each place, by its first metric."""
     tables = _tables(results)
     found = {}
-    for _, protocol, data, _ in PLACE.findall(text):
-        for runs in tables.get((protocol, data), [])[:1]:
+    for _, protocol, data, model, _ in PLACE.findall(text):
+        for runs in tables.get((protocol, data, model), [])[:1]:
             table = _table(runs)
             first = _first_metric(table)
             best = next(iter(_ranked(table)))
             styles = {name: "control" if is_control(name) else "best" if name == best else "" for name in table.methods}
             chart = dots_chart(table, first, styles).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
             opening, rest = chart.split(">", 1)
-            found[_chart_name(protocol, data)] = f"{opening}><style>{STYLE}</style>{rest}\n"
+            found[_chart_name(protocol, data, model)] = f"{opening}><style>{STYLE}</style>{rest}\n"
     return found
 
 
@@ -122,8 +125,8 @@ WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 430, 52, 14, 185, 40
 def summary(results: Path) -> str:
     """Localisation against faithfulness as SVG: a dot for every method, with a name where it is on the Pareto front."""
     tables = _tables(results)
-    localised = _means(tables[LOCALISATION[:2]][0], (LOCALISATION[2],))
-    faithful = _means(tables[FAITHFULNESS[:2]][0], FAITHFULNESS[2])
+    localised = _means(tables[*LOCALISATION[:2], ""][0], (LOCALISATION[2],))
+    faithful = _means(tables[*FAITHFULNESS[:2], ""][0], FAITHFULNESS[2])
     points = {name: (localised[name], faithful[name]) for name in localised if name in faithful}
     methods = {name: at for name, at in points.items() if not is_control(name)}
     best = pareto_front(np.array(list(methods.values())))
@@ -198,19 +201,22 @@ def _means(runs: Sequence[Kept], metrics: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def _chart_name(protocol: str, data: str) -> str:
-    return f"{protocol}-{Path(data).parts[0]}.svg"
+def _chart_name(protocol: str, data: str, model: str | None) -> str:
+    return f"{protocol}-{'-'.join(filter(None, (Path(data).parts[0], model)))}.svg"
 
 
-def _tables(results: Path) -> dict[tuple[str, str], list[list[Kept]]]:
-    """The kept runs by protocol and data set, those of one table together, the largest first."""
+def _tables(results: Path) -> dict[tuple[str, str, str], list[list[Kept]]]:
+    """The kept runs by protocol, data set and model, those of one table together, the largest first."""
     together: dict[str, list[Kept]] = {}
     for file in sorted(results.glob("*.json")):
         kept = _read(file)
         together.setdefault(kept.table, []).append(kept)
-    found: dict[tuple[str, str], list[list[Kept]]] = {}
-    for runs in sorted(together.values(), key=lambda runs: -runs[0].counted):
-        found.setdefault((runs[0].run["protocol"], ending_of(runs[0].run["data"])), []).append(runs)
+    found: dict[tuple[str, str, str], list[list[Kept]]] = {}
+    # Controls alone stand below the tables that they belong to, however many photos they have.
+    for runs in sorted(together.values(), key=lambda runs: (not _methods(_table(runs)), -runs[0].counted)):
+        run = runs[0].run
+        apart = APART if run["model"]["name"] == APART else ""
+        found.setdefault((run["protocol"], ending_of(run["data"]), apart), []).append(runs)
     return found
 
 
@@ -235,12 +241,14 @@ def _section(runs: Sequence[Kept]) -> str:
     runs = sorted(runs, key=lambda kept: -len(kept.run["methods"]))
     table = _table(runs)
     noun = "texts" if runs[0].run["settings"].get("reads") == "texts" else "photos"
-    count = sum(not is_control(method) for method in table.methods)
-    parts = [f"{runs[0].counted} {noun}, {count} methods, 95% bootstrap intervals.", _markdown(table)]
+    first, count = runs[0], len(_methods(table))
+    sample = ", a stratified sample" if first.run.get("stratified") and first.measured < first.run["images"] else ""
+    what = f"{count} methods" if count else "the controls alone, on a random sample of the same photos"
+    parts = [f"{first.counted} {noun}{sample}, {what}, 95% bootstrap intervals.", _markdown(table)]
     points = _merged([kept.points for kept in runs])
     if points:
         parts.append(_curve_table(points, table))
-    if table.published:
+    if table.published and count:
         data = published_data(table.published)
         parts += [
             f"Published by others, with other models on {data}, not measured here (percent):",
@@ -254,6 +262,10 @@ def _table(runs: Sequence[Kept]) -> ResultTable:
     protocol = find_protocol(runs[0].run["protocol"])
     merged = _merged([kept.rows for kept in runs])
     return ResultTable(protocol.title, protocol.metrics(), merged, published=published_results(protocol.name))
+
+
+def _methods(table: ResultTable) -> list[str]:
+    return [method for method in table.methods if not is_control(method)]
 
 
 def _merged(parts: Sequence[Sequence[Estimate]]) -> list[Estimate]:
@@ -279,6 +291,7 @@ def _command(kept: Kept) -> str:
         )
         parts.append(f"--methods {','.join(dict.fromkeys(asked))}")
     parts += ["--shuffle"] if run["shuffled"] else []
+    parts += ["--stratify"] if run.get("stratified") else []
     parts += [f"--limit {kept.measured}"] if kept.measured < run["images"] else []
     parts += [f"--shard-size {run['shard_size']}", f"--threads {run['threads']}"]
     return " ".join(parts)

@@ -55,12 +55,11 @@ class TestMeasurement:
             runner = ModelRunner(model, images[[index]])
             for method, measured in found.maps.items():
                 order = explanation.scores[method][index].argsort(descending=True, stable=True)
-                means = []
-                for kept in ((order[:1], order[:3]), (order[-1:], order[-3:])):  # 5 and 20% of 16 patches
-                    logits = [runner.logits_of_kept(images[[index]], each[None]) for each in kept]
-                    means.append(float(torch.cat(logits).softmax(dim=1)[:, found.target].mean()))
+                ends = torch.stack((order[:3], order[-3:]))  # 20% of 16 patches
+                logits = runner.logits_of_kept(images[[index, index]], ends)
+                top, bottom = logits.softmax(dim=1)[:, found.target].tolist()
                 # Float64: another order of tokens in a sum.
-                assert measured.gap == pytest.approx(means[0] - means[1], abs=1e-9)
+                assert measured.gap == pytest.approx(top - bottom, abs=1e-9)
 
     def test_the_shares_that_keep_and_destroy_the_prediction_do_so(self, explained):
         model, images, explanation = explained
@@ -142,8 +141,8 @@ class TestMeasurement:
         only = replace(explanation, scores={first: explanation.scores[first]}, signed={first: False})
         (one, *_) = vitreous.trust(model, images, only, shift=False)
         (three, *_) = vitreous.trust(model, images, replace(explanation), shift=False)
-        assert three.evaluations - one.evaluations == 2 * 4
-        assert 16 <= one.evaluations - 1 <= 19  # an explanation that was put together: the whole photo once more
+        assert three.evaluations - one.evaluations == 2 * 2
+        assert 10 <= one.evaluations - 1 <= 14  # an explanation that was put together: the whole photo once more
         (known, *_) = explanation.trust(shift=False)
         assert known.evaluations == three.evaluations - 1
 
@@ -155,17 +154,18 @@ class TestMeasurement:
         assert found.account.without_patches == pytest.approx(float(left), abs=1e-9)
         assert found.account.output == pytest.approx(found.account.patches + found.account.without_patches)
 
-    def test_random_sets_are_disjoint_and_nested(self, explained, monkeypatch):
+    def test_random_sets_are_disjoint(self, explained, monkeypatch):
         model, images, explanation = explained
         seen = []
-        monkeypatch.setattr(
-            Parts, "prepare", lambda self, wanted, others: seen.extend(others) or PREPARE(self, wanted, others)
-        )
+
+        def prepare(parts, wanted, others):
+            seen.extend(others)
+            return PREPARE(parts, wanted, others)
+
+        monkeypatch.setattr(Parts, "prepare", prepare)
         vitreous.trust(model, images[:1], explanation.select(0), shift=False)
-        small, large = seen[::2], seen[1::2]
-        assert len(large) == RANDOM_SETS
-        assert len(set(np.concatenate(large).tolist())) == sum(map(len, large))
-        assert all(set(one.tolist()) < set(other.tolist()) for one, other in zip(small, large, strict=True))
+        assert [len(one) for one in seen] == [3] * RANDOM_SETS  # 20% of 16 patches
+        assert len(set(np.concatenate(seen).tolist())) == 3 * RANDOM_SETS
 
     def test_maps_of_pixels_are_averaged_over_patches(self):
         model, images = golden_model()
@@ -223,6 +223,14 @@ class TestConclusions:
             "20 of 20 random orders and at least 97% of all; methods agree on the top part and differ most on the "
             "lower left part (rank correlation 0.50)."
         )
+
+
+def test_the_sentence_names_a_better_map():
+    maps = {"gae": MapTrust(0.1, 15, 20, 0.5), "ixg": MapTrust(0.33, 20, 20, 0.1)}
+    found = Trust(*("poor", "", "gae", "ixg", 3, "x", 0.9, 3, maps, None, None, None, None, "dropped", 14))
+    assert "random orders and at least 50% of all; that of ixg does better (a gap of 33 to 10 points)." in sentence(
+        found
+    )
 
 
 class Neighbours(Block):

@@ -130,7 +130,7 @@ def explain(
             fullgrad_plus:rule=libra with the lowest rank correlation over all images. Methods that do not support the
             model are skipped with a warning. ``"auto"`` tries seven candidates (tokentm, gradtoken, decompx.skipplus,
             gae, fullgrad_plus:rule=libra, decompx.skipplus.propagate and twoscale) and keeps the most faithful one,
-            measured by running the model on parts of the images: about eight more forward passes; see
+            measured by running the model on parts of the images: about four more forward passes; see
             ``vitreous.trust``.
         target: the class to explain: ``None`` for the predicted one, one for all images, one per image ``(batch,)``, or
             several per image ``(batch, k)``; by index, or by name if the model's class names are known. Instead of a

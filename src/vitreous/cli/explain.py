@@ -111,7 +111,7 @@ def explain(
     trust: Annotated[
         bool,
         typer.Option(
-            "--trust", help="Measure what the maps are worth, by removing patches; costs some twenty forward passes."
+            "--trust", help="Measure what the maps are worth, by removing patches; costs some seven forward passes."
         ),
     ] = False,
     recursive: Annotated[

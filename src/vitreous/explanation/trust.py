@@ -20,13 +20,13 @@ Removal = Literal["dropped", "painted"]
 
 KEPT = (5, 10, 20, 35, 50)  # percent of the patches that are kept, the highest first
 REMOVED = (25, 50, 65, 80, 95)  # percent of the patches that are removed, the highest first
-COMPARED = (5, 20)  # percent at which maps are compared with random orders; see docs/trust.md on the choice
+COMPARED = 20  # percent at which maps are compared with random orders; see docs/trust.md on the choice
 HALF = 50  # percent of the patches; whether fewer or more are removed next depends on what half of them changes
 SIDES = ("top", "bottom")
 RANDOM_SETS = 5  # disjoint, so that every pair of them is the highest and the lowest part of a random order
 
 # Chosen on one half of the images by benchmarks/trust_calibration.py, which reports the other half.
-_GOOD, _FAIR = 0.15, 0.0  # of the gap between the highest and the lowest patches, as a part of the probability
+_GOOD, _FAIR = 0.25, 0.0  # of the gap between the highest and the lowest patches, as a part of the probability
 DOUBTFUL_BOUND = 0.25  # as many random orders may do as well
 LIKELY = 0.3  # below this, no class is likely
 NO_EFFECT = 0.01  # of the probability
@@ -57,7 +57,7 @@ class MapTrust:
     """What one map is worth.
 
     Attributes:
-        gap: mean probability with the highest patches alone minus that with the lowest alone, at 5 and 20%.
+        gap: probability with the highest 20% of the patches alone minus that with the lowest 20% alone.
         beats: how many of ``orders`` random orders have a smaller gap.
         orders: random orders, made of pairs of disjoint random sets of patches: one is the highest, one the lowest.
         bound: the largest share of all random orders that can have such a gap, by Cantelli's inequality with the
@@ -196,8 +196,7 @@ def count_of(share: int, patches: int) -> int:
 
 def smallest_keeping(keeps: Callable[[int], bool]) -> int | None:
     """The smallest share that keeps a prediction; large ones cost more and are run where smaller ones do not."""
-    largest = max(COMPARED)
-    shares = KEPT if keeps(largest) else [share for share in KEPT if share > largest]
+    shares = KEPT if keeps(COMPARED) else [share for share in KEPT if share > COMPARED]
     return next((share for share in shares if keeps(share)), None)
 
 
@@ -310,6 +309,9 @@ def sentence(found: Trust) -> str:
     map_, name = found.maps[found.method], found.target_name
     parts = [_kept_part(map_, name), _destroyed_part(map_)]
     parts.append(_chance_part(map_))
+    if found.best != found.method:
+        gaps = " to ".join(f"{100 * found.maps[name].gap:.0f}" for name in (found.best, found.method))
+        parts.append(f"that of {found.best} does better (a gap of {gaps} points)")
     if found.agreement is not None:
         where = f"on the {found.agree_on} part" if found.agree_on != found.disagree_on else "in parts"
         likeness = f"methods agree {where} and differ most on the {found.disagree_on} part"
