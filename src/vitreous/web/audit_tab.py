@@ -25,8 +25,8 @@ HOW = (
     "<p>An audit maps every photo, looks for evidence besides the object (corners, borders, backgrounds, colours), and "
     "tests each suspicion by intervention. Make one, and show it here:</p>"
     "<pre><code>vitreous audit demo labelled:FOLDER --out audits\nvitreous serve --audit audits</code></pre>"
-    "<p class='v-faint'>FOLDER has photos and labels.csv (file, class_index); <code>vitreous datasets</code> lists other "
-    "kinds of data. An audit needs the extra vitreous[audit].</p></div>"
+    "<p class='v-faint'>FOLDER has photos and labels.csv (file, class_index); <code>vitreous datasets</code> lists "
+    "other kinds of data. An audit needs the extra vitreous[audit].</p></div>"
 )
 _EVERY = "all classes"
 # What can be listed: its title, and where it is in audit.json.
@@ -164,7 +164,7 @@ def audit_html(audit: AuditReport, place: int, which: str, name: str | None) -> 
 def report_routes(audits: Sequence[AuditReport]) -> list[Route]:
     """The routes that serve the reports of the audits: ``/audit/0`` and so on."""
 
-    async def report(request: Request) -> Response:  # noqa: RUF029  # Starlette awaits it
+    async def report(request: Request) -> Response:
         place = int(request.path_params["place"])
         if place >= len(audits) or not audits[place].page.is_file():
             return PlainTextResponse("There is no such audit.", 404)
@@ -189,7 +189,10 @@ def build_audit_tab(audits: Sequence[AuditReport]) -> None:
             )
             which = gr.Radio(_choices(audits[0]), value="findings", label="Show", elem_id="vitreous-audit-list")
             name = gr.Dropdown(
-                [_EVERY, *audits[0].class_names("findings")], value=_EVERY, label="Class", elem_id="vitreous-audit-class"
+                [_EVERY, *audits[0].class_names("findings")],
+                value=_EVERY,
+                label="Class",
+                elem_id="vitreous-audit-class",
             )
         with gr.Column(scale=5, min_width=280, elem_classes="v-main"):
             shown = gr.HTML(audit_html(audits[0], 0, "findings", None), elem_id="vitreous-audit-shown")
