@@ -45,11 +45,13 @@ original memorable delightful perfect stunning powerful witty warm honest hilari
 magnificent outstanding terrific fantastic amazing
 enjoyable entertaining compelling smart elegant inspired engaging
 masterful remarkable lovely satisfying rewarding subtle rich marvelous splendid exciting imaginative""".split()  # noqa: SIM905
-BAD = """bad awful terrible boring dull stupid weak poor tedious lazy clumsy silly flat predictable empty shallow pointless
+BAD = """bad awful terrible boring dull stupid weak poor tedious lazy clumsy silly flat predictable empty shallow
+pointless
 dreadful horrible slow forgettable annoying lifeless bland messy ugly ridiculous painful cheap tired mediocre
 disappointing unfunny wooden pretentious laughable confusing lame pathetic stale worthless embarrassing unbearable
 thin old tiresome uninspired contrived sloppy abysmal""".split()  # noqa: SIM905
-THINGS = """film movie story plot cast acting script direction dialogue ending music photography performance camera humour
+THINGS = """film movie story plot cast acting script direction dialogue ending music photography performance camera
+humour
 picture lead scene pace premise sequel comedy drama thriller character actor actress director screenplay effects joke
 idea beginning middle hero villain romance action editing score""".split()  # noqa: SIM905
 DEGREES = ("", "", "", "very ", "really ", "truly ", "so ", "quite ", "utterly ", "simply ", "rather ", "absolutely ")

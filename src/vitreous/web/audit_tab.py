@@ -56,8 +56,12 @@ class AuditReport:
     def title(self) -> str:
         """Model, data and time, for the list of audits."""
         examined = self.content["examined"]
-        data = str(examined["data"]).rstrip("/").rpartition("/")[2]
-        return f"{examined['model']['name']} on {data}, {str(examined['created'])[:16].replace('T', ' ')}"
+        return f"{examined['model']['name']} on {self.data}, {str(examined['created'])[:16].replace('T', ' ')}"
+
+    @property
+    def data(self) -> str:
+        """The last part of the path of the data: visitors need not know where it lies."""
+        return str(self.content["examined"]["data"]).rstrip("/").rpartition("/")[2]
 
     @property
     def page(self) -> Path:
@@ -157,6 +161,7 @@ def audit_html(audit: AuditReport, place: int, which: str, name: str | None) -> 
         which=which,
         findings=len(audit.content["findings"]),
         examined=audit.content["examined"],
+        data=audit.data,
         report=f"audit/{place}" if audit.page.is_file() else None,
     )
 
@@ -179,7 +184,7 @@ def build_audit_tab(audits: Sequence[AuditReport]) -> None:
         gr.HTML(HOW, elem_id="vitreous-audit-none")
         return
     with gr.Row(elem_classes="vitreous-columns"):
-        with gr.Column(scale=2, min_width=280, elem_classes="v-text-side"):
+        with gr.Column(scale=2, min_width=280, elem_classes="v-audit-side"):
             chosen = gr.Dropdown(
                 [(audit.title, place) for place, audit in enumerate(audits)],
                 value=0,
