@@ -637,6 +637,7 @@ def test_an_audit_is_browsed_by_list_and_class_and_its_report_opens(texts):
     every = len(texts.all("#vitreous-audit-shown article"))
     box = texts.one("#vitreous-audit-class input")
     box.click()
+    box.send_keys(Keys.CONTROL + "a")
     box.send_keys("left", Keys.ENTER)
     texts.until(lambda: 0 < len(texts.all("#vitreous-audit-shown article")) < every)
     assert all(text.split(". ")[1].startswith("left") for text in texts.texts("#vitreous-audit-shown article h3"))

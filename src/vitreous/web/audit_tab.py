@@ -219,9 +219,10 @@ def build_audit_tab(audits: Sequence[AuditReport]) -> None:
     def change_class(place: int, kind: str, one: str) -> str:
         return audit_html(_audit(audits, place), int(place), _kind(kind), str(one or _EVERY))
 
-    chosen.input(choose, chosen, [which, name, shown], **SHARED_OPTIONS)
-    which.input(change_list, [chosen, which], [name, shown], **SHARED_OPTIONS)
-    name.input(change_class, [chosen, which, name], shown, **SHARED_OPTIONS)
+    options: dict[str, Any] = SHARED_OPTIONS
+    chosen.input(choose, chosen, [which, name, shown], **options)
+    which.input(change_list, [chosen, which], [name, shown], **options)
+    name.input(change_class, [chosen, which, name], shown, **options)
 
 
 def _choices(audit: AuditReport) -> list[tuple[str, str]]:
