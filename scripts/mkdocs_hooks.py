@@ -1,7 +1,7 @@
 """What mkdocs does besides: formulas of the methods page.
 
-Those of scripts/formulas.toml are typeset by KaTeX in the browser; the text of every formula becomes HTML when the site is
-built.
+Those of scripts/formulas.toml are typeset by KaTeX in the browser; the text of every formula becomes HTML when the site
+is built.
 """
 
 from __future__ import annotations

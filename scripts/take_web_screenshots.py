@@ -6,6 +6,7 @@ Needs Chromium with its driver, the extras web, demo and demo-clip, and selenium
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import shutil
 import socket
@@ -22,7 +23,11 @@ from typing import Any
 from PIL import Image
 from selenium import webdriver
 
-FOLDER = Path(__file__).parents[1] / "docs" / "images"
+import vitreous
+from vitreous.auditing.report import write_reports
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "images"
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars"),
     *("--disable-component-update", "--disable-sync", "--no-first-run", "--disable-dev-shm-usage"),
@@ -77,6 +82,11 @@ class Page:
             time.sleep(0.2)
         time.sleep(0.7)
 
+    def tab(self, name: str) -> None:
+        """Open a tab."""
+        tabs = "[...document.querySelectorAll('#vitreous-tabs button[role=tab]')]"
+        self.run(f"{tabs}.find((one) => one.textContent.trim() === '{name}').click()")
+
     def press(self, selector: str) -> None:
         """Press something, and wait until the answer is shown."""
         number = self._driver.execute_script("return window.vitreous.state.number")
@@ -121,23 +131,60 @@ def drawer(page: Page) -> None:
     page.until("return true")  # it comes up
 
 
+def texts(page: Page) -> None:
+    """Show an example of the text tab for both classes."""
+    page.tab("Texts")
+    page.run("document.querySelector('#vitreous-text-examples button').click()")
+    page.until("return document.querySelectorAll('#vitreous-text-words figure').length >= 2")
+
+
+def audit(page: Page) -> None:
+    """Show the findings of an audit."""
+    page.tab("Audit")
+    page.until("return Boolean(document.querySelector('#vitreous-audit-shown article img'))")
+
+
 SHOTS = (
     Shot("web", (1440, 1150), opening),
     Shot("web-contrast", (1440, 1150), contrast),
     Shot("web-prompts", (1440, 1000), prompts),
+    Shot("web-texts", (1440, 900), texts),
+    Shot("web-audit", (1440, 640), audit),
     Shot("web-wide-dark", (1920, 1080), opening, dark=True),
     Shot("web-phone", (390, 844), phone, phone=True),
     Shot("web-phone-dark", (390, 844), drawer, dark=True, phone=True),
 )
 
 
+def write_audit(folder: Path) -> Path:
+    """Audit a model of the tests that is known to read a stamp in a corner, and return the folder."""
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    audited = importlib.import_module("audited")
+    data = audited.Squares(90)
+    data.path = Path("squares")
+    found = vitreous.audit(audited.reader(), data, method="gae", out=folder, threads=1, photos=12)
+    write_reports(found)
+    return folder
+
+
 @contextmanager
-def served() -> Iterator[str]:
+def served(audits: Path) -> Iterator[str]:
     """Run the page on a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "vitreous", "serve", "--model", "demo", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "vitreous",
+        "serve",
+        "--model",
+        "demo",
+        "--audit",
+        str(audits),
+        "--port",
+        str(port),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         try:
             assert process.stdout is not None
@@ -174,7 +221,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--png", action="store_true", help="write PNG files, to look at them closely")
     arguments = parser.parse_args()
-    with served() as address:
+    with tempfile.TemporaryDirectory() as audits, served(write_audit(Path(audits))) as address:
         for shot in SHOTS:
             if arguments.names and shot.name not in arguments.names:
                 continue

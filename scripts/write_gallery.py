@@ -48,10 +48,10 @@ were drawn at half of its resolution. Written by `scripts/write_gallery.py`; do 
 
 ![The four photos](images/gallery/photos.jpg)
 
-Maps are scaled each by itself. Without sign: dark is low, yellow is high. Signed: red speaks for the class, blue
-against it. A map that looks good need not be faithful: measurements are in [Choosing a method](choosing.md), and
-[trust](trust.md) measures the maps of one photo. Photos: Stefan van der Walt (CC0), Hans Kemperman and Loliloli
-(public domain).
+Maps are scaled each by itself. Without sign, from zero (transparent) to the highest score (yellow). Signed: red speaks
+for the class, blue against it. A map that looks good need not be faithful: measurements are in
+[Choosing a method](choosing.md), and [trust](trust.md) measures the maps of one photo. Photos: Stefan van der Walt
+(CC0), Hans Kemperman and Loliloli (public domain).
 """
 
 

@@ -181,4 +181,4 @@ def test_errors_are_one_line_and_exit_code_2(model, arguments, message):
 def test_a_model_that_is_not_there_is_one_line():
     result = run(TEXT, "--model", "demo")
     assert result.exit_code == 2
-    assert "text models are named hf/ID or hf/FOLDER" in result.stderr
+    assert "text models are named demo-text, hf/ID or hf/FOLDER" in result.stderr

@@ -19,7 +19,8 @@ from jupyter_client.provisioning import local_provisioner  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-DEMO = {"compare_methods", "evaluate_on_masks"}  # those that use the demo model
+TEXTS = "explain_texts"
+DEMO = {"ask_and_trust", "compare_methods", "evaluate_on_masks"}  # those that use the demo model
 SECONDS = 300  # for one cell, on a machine with much else to do; a quiet one needs a few
 
 
@@ -56,8 +57,9 @@ def html_of(notebook) -> list[str]:
     return [output.data["text/html"] for output in outputs if "text/html" in output.get("data", {})]
 
 
-def test_there_are_three():
-    assert [path.stem for path in NOTEBOOKS] == ["compare_methods", "evaluate_on_masks", "explain_your_timm_model"]
+def test_there_is_one_for_every_task():
+    images = ["ask_and_trust", "compare_methods", "evaluate_on_masks", "explain_your_timm_model"]
+    assert sorted(path.stem for path in NOTEBOOKS) == sorted([*images, TEXTS])
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,10 @@ def test_a_notebook_runs_and_shows_its_explanations(path, tmp_path, monkeypatch)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # models this small only wait for each other's threads
     shown = html_of(executed(path, tmp_path))
+    if path.stem == TEXTS:  # words instead of pictures
+        assert len(shown) == 2
+        assert all("background" in html for html in shown)
+        return
     explanations = [html for html in shown if "Explanation(" in html]
     assert explanations
     # With photos the maps are in the output itself, as pictures that nothing has to be fetched for.

@@ -1,7 +1,9 @@
 """Parts of the site: typeset formulas, the gallery, the list of pages for language models, the table script."""
 
 import re
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -43,14 +45,35 @@ def test_tags_of_all_formulas_are_closed(monkeypatch):
             assert shown.count(f"<{tag}>") == shown.count(f"</{tag}>")
 
 
+def test_formulas_in_latex_are_of_methods_and_come_with_what_typesets_them(monkeypatch):
+    hooks = load_script("mkdocs_hooks", monkeypatch)
+    latex = tomllib.loads(hooks.FORMULAS.read_text(encoding="utf-8"))
+    assert set(latex) <= {info.name for info in list_methods()}
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="methods.md"))
+    shown = hooks.on_page_markdown((DOCS / "methods.md").read_text(encoding="utf-8"), page=page)
+    assert shown.count('<div class="latex">') == len(latex)
+    katex = DOCS / "assets" / "katex"
+    style = (katex / "katex.min.css").read_text(encoding="utf-8")
+    fonts = set(re.findall(r"url\((fonts/[^)]+)\)", style))
+    assert fonts == {f"fonts/{file.name}" for file in (katex / "fonts").iterdir()}
+    assert "The MIT License" in (katex / "LICENSE").read_text(encoding="utf-8")
+    assert sum(file.stat().st_size for file in katex.rglob("*") if file.is_file()) < 650_000
+
+
+def test_badges_say_what_the_project_file_says(monkeypatch):
+    script = load_script("write_pictures", monkeypatch)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, drawn in script.badges().items():
+        assert (DOCS / "images" / "badges" / f"{name}.svg").read_text(encoding="utf-8") == drawn
+        assert f"docs/images/badges/{name}.svg" in readme
+
+
 def test_the_gallery_shows_every_method(monkeypatch):
     script = load_script("write_gallery", monkeypatch)
     page = (DOCS / "gallery.md").read_text(encoding="utf-8")
     assert page == script.page(), "run python scripts/write_gallery.py --missing"
     shown = {re.split("[.:]", spelling)[0] for spelling in re.findall(r"^### `([^`]+)`$", page, re.MULTILINE)}
-    # Methods of many runs take minutes each, and may be drawn later.
-    wanted = {info.name for info in list_methods() if not info.cost.label.startswith(script.MANY)}
-    assert wanted <= shown, "run python scripts/write_gallery.py --missing"
+    assert {info.name for info in list_methods()} == shown, "run python scripts/write_gallery.py --missing"
     pictures = sorted(script.PICTURES.glob("*.jpg"))
     # JPEGs are small enough for a repository, and every one is on the page.
     assert sum(file.stat().st_size for file in pictures) < 3 * 2**20

@@ -265,7 +265,7 @@ def test_names_that_mean_nothing(name):
 @pytest.mark.parametrize("name", [None, 3, Path("demo"), b"demo", ["demo"]])
 def test_what_is_no_name(name):
     assert error_of(name) == f"a model is named by a text such as demo or hf/FOLDER, not by {type(name).__name__}"
-    with pytest.raises(ModelError, match="text models are named hf/ID or hf/FOLDER"):
+    with pytest.raises(ModelError, match="text models are named demo-text, hf/ID or hf/FOLDER"):
         load_text_model(name)
 
 

@@ -429,9 +429,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("demo", "named hf/ID or hf/FOLDER"),
+            ("demo", "named demo-text, hf/ID or hf/FOLDER"),
             ("hf//no/such/folder", "there is no folder"),
-            ("hf/", "named hf/ID or hf/FOLDER"),
+            ("hf/", "named demo-text, hf/ID or hf/FOLDER"),
         ],
     )
     def test_of_names(self, name, message):

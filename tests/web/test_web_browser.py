@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+import tomllib
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -23,8 +24,11 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
-from running_server import running_server  # noqa: E402  # after what it needs is known to be there
+import vitreous  # noqa: E402  # after what it needs is known to be there
+from audited import Squares, reader  # noqa: E402
+from running_server import running_server  # noqa: E402
 from small_text_models import LONGEST, save_classifier  # noqa: E402
+from vitreous.auditing.report import write_reports  # noqa: E402
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -46,6 +50,7 @@ FLAGS = (
     "--disable-dev-shm-usage",
     "--window-size=1280,1000",
 )
+ROOT = Path(__file__).parents[2]
 PATIENCE = 120  # seconds; a quiet machine needs one or two
 
 
@@ -157,7 +162,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder):
     model = save_classifier(folder / "classifier", ("negative", "positive", "neither"))
-    with running_server(folder, "--text-model", model, "--max-seconds", "600") as running:
+    found = vitreous.audit(reader(), Squares(45), method="gae", out=folder / "audits", threads=1, photos=6)
+    write_reports(found, examples=2)
+    options = ("--text-model", model, "--audit", str(folder / "audits"), "--max-seconds", "600")
+    with running_server(folder, *options) as running:
         yield running
 
 
@@ -617,6 +625,38 @@ def test_text_tab_on_a_phone_needs_no_sideways_scrolling(texts):
         assert texts.driver.execute_script("return document.documentElement.scrollWidth") <= 390
     finally:
         texts.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_an_audit_is_browsed_by_list_and_class_and_its_report_opens(texts):
+    texts.open_tab("Audit")
+    texts.until(lambda: len(texts.all("#vitreous-audit-shown article img")) == 2)
+    assert "lower-left corner" in texts.one("#vitreous-audit-shown article h3").text
+    texts.press("#vitreous-audit-list label:nth-of-type(4) input")  # not confirmed
+    texts.until(lambda: "Findings" not in texts.texts("#vitreous-audit-list label.selected"))
+    texts.until(lambda: len(texts.all("#vitreous-audit-shown article")) > 1)
+    every = len(texts.all("#vitreous-audit-shown article"))
+    box = texts.one("#vitreous-audit-class input")
+    box.click()
+    box.send_keys(Keys.CONTROL + "a")
+    box.send_keys("left", Keys.ENTER)
+    texts.until(lambda: 0 < len(texts.all("#vitreous-audit-shown article")) < every)
+    assert all(text.split(". ")[1].startswith("left") for text in texts.texts("#vitreous-audit-shown article h3"))
+    link = texts.one("#vitreous-audit-shown a").get_attribute("href")
+    script = "const answer = await fetch(arguments[0]); return (await answer.text()).includes('Audit of reader')"
+    assert texts.driver.execute_script(f"return (async (...arguments) => {{ {script} }})(...arguments)", link)
+
+
+def test_katex_takes_every_formula_of_the_documentation(texts):
+    assets = ROOT / "docs" / "assets" / "katex"
+    texts.driver.execute_script((assets / "katex.min.js").read_text("utf-8"))
+    formulas = tomllib.loads((ROOT / "scripts" / "formulas.toml").read_text("utf-8"))
+    assert len(formulas) > 50
+    broken = texts.driver.execute_script(
+        "return Object.entries(arguments[0]).flatMap(([name, text]) => { try { window.katex.renderToString(text, "
+        "{displayMode: true}); return [] } catch (error) { return [`${name}: ${error.message}`] } })",
+        formulas,
+    )
+    assert broken == []
 
 
 def test_the_page_talks_to_nobody_else(opened):

@@ -563,8 +563,9 @@ def test_the_server_ends_and_tidies_up(tmp_path):
         urllib.request.urlopen(running.address, timeout=5)
 
 
-def test_without_a_text_model_the_tab_says_how_to_give_one(server):
+def test_without_a_text_model_the_shipped_one_is_offered(server):
     status, page = get(server, "/config")
     assert status == 200
-    assert "vitreous serve --text-model hf/FOLDER" in page
-    assert "vitreous-text-explain" not in page
+    assert "vitreous-text-explain" in page
+    assert '"demo-text"' in page
+    assert "vitreous serve --audit audits" in page  # and the audit tab says how to get one

@@ -259,7 +259,7 @@ def test_visitors_read_no_other_folders(model, tmp_path):
     for name in (secret, "py/own.py:model", "hf/.."):
         with pytest.raises(ModelError, match="server"):
             models.get(name)
-    with pytest.raises(ModelError, match="named hf/ID or hf/FOLDER"):
+    with pytest.raises(ModelError, match="named demo-text, hf/ID or hf/FOLDER"):
         models.get("demo")
     assert models.names()[:2] == [model, kept]
     assert not any("picture" in name for name in models.names())

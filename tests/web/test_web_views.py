@@ -2,6 +2,11 @@
 
 import base64
 import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -206,3 +211,41 @@ def test_the_dockerfile_runs_a_command_that_exists_on_files_that_exist():
         if option.startswith("--"):
             assert option in shown
     assert "--open" in shown
+
+
+def test_the_dockerfile_installs_what_it_says(tmp_path):
+    """Of the files that are copied, and no others, a wheel with all parts of the page is built; its extras exist."""
+    pytest.importorskip("setuptools", minversion="77", reason="the build backend")
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    for line in lines:
+        if line.startswith("COPY "):
+            *sources, _ = line.split()[1:]
+            for source in sources:
+                if (ROOT / source).is_dir():
+                    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+                    shutil.copytree(ROOT / source, tmp_path / source, ignore=ignored)
+                else:
+                    shutil.copy(ROOT / source, tmp_path)
+    build = "from setuptools.build_meta import build_wheel; print(build_wheel('.'))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
+        inside = set(wheel.namelist())
+        metadata = next(wheel.read(name).decode() for name in inside if name.endswith("/METADATA"))
+        commands = next(wheel.read(name).decode() for name in inside if name.endswith("/entry_points.txt"))
+    wanted = {
+        file.relative_to(ROOT / "src").as_posix()
+        for folder in ("web/static", "web/examples", "html/templates", "models/demo")
+        for file in (ROOT / "src/vitreous" / folder).rglob("*")
+        if file.is_file() and file.suffix != ".pyc"
+    }
+    assert wanted <= inside
+    assert "vitreous = " in commands
+    installs = " ".join(line for line in lines if line.startswith("RUN pip"))
+    extras = re.search(r'"\.\[([a-z,-]+)\]"', installs)[1].split(",")
+    assert {"web", "demo", "hf"} == set(extras)
+    assert all(f"Provides-Extra: {extra}" in metadata for extra in extras)
+    # What is installed by name has one version, and is what the extra of demo-clip asks for.
+    (alone,) = re.findall(r"--no-deps ([a-z0-9-]+)", installs)
+    assert re.search(rf"^{alone}==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert f"Requires-Dist: {alone}==" in metadata

@@ -126,8 +126,8 @@ def explain(
             or (batch, frames, channels, height, width). PIL images, uint8 arrays (height, width, 3) and paths are
             accepted if the preprocessing is known: for a name, a pair, or a timm model.
         methods: spellings, ``name[.aggregation...][:option=value,...]``. All of them share one forward pass.
-            ``None`` for twoscale and the runner-up that agrees least with it: that of decompx.skipplus, tokentm, gae and
-            fullgrad_plus:rule=libra with the lowest rank correlation over all images. Methods that do not support the
+            ``None`` for twoscale and the runner-up that agrees least with it: the one of decompx.skipplus, tokentm, gae
+            and fullgrad_plus:rule=libra with the lowest rank correlation over all images. Methods that do not support the
             model are skipped with a warning. ``"auto"`` tries seven candidates (tokentm, gradtoken, decompx.skipplus,
             gae, fullgrad_plus:rule=libra, decompx.skipplus.propagate and twoscale) and keeps the most faithful one,
             measured by running the model on parts of the images: about four more forward passes; see

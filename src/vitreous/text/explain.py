@@ -50,7 +50,8 @@ def explain_text(
     """Explain the predictions of a text classifier.
 
     Args:
-        model: ``demo-text``, ``hf/ID`` or ``hf/FOLDER``, a model from ``load_text_model``, or a pair of model and tokenizer.
+        model: ``demo-text``, ``hf/ID`` or ``hf/FOLDER``, a model from ``load_text_model``, or a pair of model and
+            tokenizer.
         texts: one text or several. A text that exceeds the model's maximum length is truncated, with a warning.
         methods: method spellings, ``name[.aggregation...][:option=value,...]``, as for images. ``None`` for tokentm,
             gradtoken and decompx.skipplus; those that the model does not support are omitted with a warning.
@@ -381,7 +382,9 @@ def find_text_model(model: TextModel | nn.Module) -> LoadedTextModel:
         network: Any = getattr(given[0], "_orig_mod", given[0])  # calls inside a compiled model cannot be intercepted
         return LoadedTextModel(None, network, given[1], class_names_of(network))
     what = "a model alone" if isinstance(given, nn.Module) else type(given).__name__
-    raise InputError(f"a text model comes with its tokenizer: give demo-text, hf/ID, hf/FOLDER or (model, tokenizer), not {what}")
+    raise InputError(
+        f"a text model comes with its tokenizer: give demo-text, hf/ID, hf/FOLDER or (model, tokenizer), not {what}"
+    )
 
 
 def _provenance(loaded: LoadedTextModel, recipes: list[Recipe], family: str, **more: Any) -> dict[str, Any]:

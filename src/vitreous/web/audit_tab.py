@@ -25,8 +25,8 @@ HOW = (
     "<p>An audit maps every photo, looks for evidence besides the object (corners, borders, backgrounds, colours), and "
     "tests each suspicion by intervention. Make one, and show it here:</p>"
     "<pre><code>vitreous audit demo labelled:FOLDER --out audits\nvitreous serve --audit audits</code></pre>"
-    "<p class='v-faint'>FOLDER has photos and labels.csv (file, class_index); <code>vitreous datasets</code> lists other "
-    "kinds of data. An audit needs the extra vitreous[audit].</p></div>"
+    "<p class='v-faint'>FOLDER has photos and labels.csv (file, class_index); <code>vitreous datasets</code> lists "
+    "other kinds of data. An audit needs the extra vitreous[audit].</p></div>"
 )
 _EVERY = "all classes"
 # What can be listed: its title, and where it is in audit.json.
@@ -56,8 +56,12 @@ class AuditReport:
     def title(self) -> str:
         """Model, data and time, for the list of audits."""
         examined = self.content["examined"]
-        data = str(examined["data"]).rstrip("/").rpartition("/")[2]
-        return f"{examined['model']['name']} on {data}, {str(examined['created'])[:16].replace('T', ' ')}"
+        return f"{examined['model']['name']} on {self.data}, {str(examined['created'])[:16].replace('T', ' ')}"
+
+    @property
+    def data(self) -> str:
+        """The last part of the path of the data: visitors need not know where it lies."""
+        return str(self.content["examined"]["data"]).rstrip("/").rpartition("/")[2]
 
     @property
     def page(self) -> Path:
@@ -157,6 +161,7 @@ def audit_html(audit: AuditReport, place: int, which: str, name: str | None) -> 
         which=which,
         findings=len(audit.content["findings"]),
         examined=audit.content["examined"],
+        data=audit.data,
         report=f"audit/{place}" if audit.page.is_file() else None,
     )
 
@@ -164,7 +169,7 @@ def audit_html(audit: AuditReport, place: int, which: str, name: str | None) -> 
 def report_routes(audits: Sequence[AuditReport]) -> list[Route]:
     """The routes that serve the reports of the audits: ``/audit/0`` and so on."""
 
-    async def report(request: Request) -> Response:  # noqa: RUF029  # Starlette awaits it
+    async def report(request: Request) -> Response:
         place = int(request.path_params["place"])
         if place >= len(audits) or not audits[place].page.is_file():
             return PlainTextResponse("There is no such audit.", 404)
@@ -179,7 +184,7 @@ def build_audit_tab(audits: Sequence[AuditReport]) -> None:
         gr.HTML(HOW, elem_id="vitreous-audit-none")
         return
     with gr.Row(elem_classes="vitreous-columns"):
-        with gr.Column(scale=2, min_width=280, elem_classes="v-text-side"):
+        with gr.Column(scale=2, min_width=280, elem_classes="v-audit-side"):
             chosen = gr.Dropdown(
                 [(audit.title, place) for place, audit in enumerate(audits)],
                 value=0,
@@ -189,7 +194,10 @@ def build_audit_tab(audits: Sequence[AuditReport]) -> None:
             )
             which = gr.Radio(_choices(audits[0]), value="findings", label="Show", elem_id="vitreous-audit-list")
             name = gr.Dropdown(
-                [_EVERY, *audits[0].class_names("findings")], value=_EVERY, label="Class", elem_id="vitreous-audit-class"
+                [_EVERY, *audits[0].class_names("findings")],
+                value=_EVERY,
+                label="Class",
+                elem_id="vitreous-audit-class",
             )
         with gr.Column(scale=5, min_width=280, elem_classes="v-main"):
             shown = gr.HTML(audit_html(audits[0], 0, "findings", None), elem_id="vitreous-audit-shown")
@@ -211,9 +219,10 @@ def build_audit_tab(audits: Sequence[AuditReport]) -> None:
     def change_class(place: int, kind: str, one: str) -> str:
         return audit_html(_audit(audits, place), int(place), _kind(kind), str(one or _EVERY))
 
-    chosen.input(choose, chosen, [which, name, shown], **SHARED_OPTIONS)
-    which.input(change_list, [chosen, which], [name, shown], **SHARED_OPTIONS)
-    name.input(change_class, [chosen, which, name], shown, **SHARED_OPTIONS)
+    options: dict[str, Any] = SHARED_OPTIONS
+    chosen.input(choose, chosen, [which, name, shown], **options)
+    which.input(change_list, [chosen, which], [name, shown], **options)
+    name.input(change_class, [chosen, which, name], shown, **options)
 
 
 def _choices(audit: AuditReport) -> list[tuple[str, str]]:

@@ -87,7 +87,7 @@ window.vitreousMaps = (() => {
       pixels[4 * at] = table[place];
       pixels[4 * at + 1] = table[place + 1];
       pixels[4 * at + 2] = table[place + 2];
-      pixels[4 * at + 3] = 255 * settings.opacity * Math.pow(Math.abs(value), map.signed ? 0.85 : 0.65);
+      pixels[4 * at + 3] = 255 * settings.opacity * Math.pow(Math.abs(value), 0.65);
     }
     const canvas = document.createElement("canvas");
     canvas.width = width; canvas.height = height;

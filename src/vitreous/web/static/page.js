@@ -385,7 +385,7 @@ window.vitreous = (() => {
       h("header", {}, h("h3", {}, one.method ? `${one.method.shown}: ${one.question.title}` : view.photo.name),
         h("button", { type: "button", "aria-label": "Close", onclick: () => dialog.close() }, "×")),
       box,
-      one.map ? h("label", { class: "v-slider" }, h("span", {}, "Photo"), wipe, h("span", {}, "Map")) : "",
+      one.map ? h("label", { class: "v-slider" }, h("span", {}, "Map"), wipe, h("span", {}, "Photo")) : "",
       one.method ? h("p", { class: "v-faint" }, `${one.method.summary} `,
         h("a", { href: one.method.link, target: "_blank", rel: "noopener noreferrer" }, one.method.citation),
         `. Scores from ${number(one.map.low)} to ${number(one.map.high)}.`) : "",
