@@ -127,10 +127,10 @@ def explain(
             accepted if the preprocessing is known: for a name, a pair, or a timm model.
         methods: spellings, ``name[.aggregation...][:option=value,...]``. All of them share one forward pass.
             ``None`` for twoscale and the runner-up that agrees least with it: the one of decompx.skipplus, tokentm, gae
-            and fullgrad_plus:rule=libra with the lowest rank correlation over all images. Methods that do not support the
-            model are skipped with a warning. ``"auto"`` tries seven candidates (tokentm, gradtoken, decompx.skipplus,
-            gae, fullgrad_plus:rule=libra, decompx.skipplus.propagate and twoscale) and keeps the most faithful one,
-            measured by running the model on parts of the images: about four more forward passes; see
+            and fullgrad_plus:rule=libra with the lowest rank correlation over all images. Methods that do not support
+            the model are skipped with a warning. ``"auto"`` tries seven candidates (tokentm, gradtoken,
+            decompx.skipplus, gae, fullgrad_plus:rule=libra, decompx.skipplus.propagate and twoscale) and keeps the most
+            faithful one, measured by running the model on parts of the images: about four more forward passes; see
             ``vitreous.trust``.
         target: the class to explain: ``None`` for the predicted one, one for all images, one per image ``(batch,)``, or
             several per image ``(batch, k)``; by index, or by name if the model's class names are known. Instead of a

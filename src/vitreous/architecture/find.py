@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -22,19 +21,22 @@ from vitreous.architecture.description import (
 )
 from vitreous.architecture.find_attention import find_attention
 from vitreous.architecture.norms import BlockNorms, find_written_norms, root_of
-from vitreous.architecture.operations import made_of_input, moves_numbers, scales, walk_back, way_back
+from vitreous.architecture.operations import made_of_input, moves_numbers, scales, walk_back
 from vitreous.architecture.positions import PixelPositions, Placement, Places, find_placements
 from vitreous.architecture.projections import HeadMaps, NotLinearError
 from vitreous.architecture.stream import (
     ResidualWrite,
     Stage,
     branch_start,
+    changed_through_a_view,
     channel_axis,
+    find_overwriting,
     find_segments,
     find_stages,
     mixes_tokens,
+    value_at,
 )
-from vitreous.architecture.trace import ModuleCall, Trace, Value, memory_of, tensors_in
+from vitreous.architecture.trace import ModuleCall, Trace, Value, tensors_in
 from vitreous.errors import MethodError, UnsupportedModelError
 
 _BEHIND = 16  # steps: so many a norm that is written out has at most
@@ -110,7 +112,7 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         tuple(stages),
         chosen,
         tuple(step.operation for step in trace.steps),
-        _find_overwriting(trace, blocks, name),
+        find_overwriting(trace, blocks, name),
         pooling=tuple(maps.with_head_order(call) for call in sorted(pooling, key=lambda call: call.output_step)),
         chosen=stage,
         later=tuple(later),
@@ -124,8 +126,8 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
 
 def _read_layers(trace: Trace, blocks: tuple[Block, ...]) -> dict[int, int]:
     """By step behind the last block that does not depend on that block, the last block on whose input it depends."""
-    last = trace.values[_value_at(trace, blocks[-1].output)]
-    inputs = [trace.values[_value_at(trace, block.input) if block.input.step >= 0 else 0] for block in blocks]
+    last = trace.values[value_at(trace, blocks[-1].output)]
+    inputs = [trace.values[value_at(trace, block.input) if block.input.step >= 0 else 0] for block in blocks]
     found = {}
     for step in trace.steps[last.step + 1 :]:
         made = trace.values[step.outputs[0]]
@@ -161,7 +163,7 @@ def _without_unread(blocks: list[Block], trace: Trace) -> tuple[Block, ...]:
     outputs = _returned(trace)
 
     def is_read(block: Block) -> bool:
-        made = trace.values[_value_at(trace, block.output)]
+        made = trace.values[value_at(trace, block.output)]
         return any(value.comes_from(made) for value in outputs)
 
     last = next((number for number in reversed(range(len(blocks))) if is_read(blocks[number])), len(blocks) - 1)
@@ -307,7 +309,7 @@ class _StageReader:
         if step is None:
             return Point(-1, 0)
         if value.index not in step.outputs:
-            raise _changed_through_a_view(self._name)
+            raise changed_through_a_view(self._name)
         return Point(step.number, step.outputs.index(value.index), self._axes_of(value))
 
     @property
@@ -454,48 +456,3 @@ class _StageReader:
 def _all_known(parts: list[_Part | None]) -> tuple[_Part, ...]:
     """All of several parts, or none where one of them is not known."""
     return tuple(part for part in parts if part is not None) if None not in parts else ()
-
-
-def _find_overwriting(trace: Trace, blocks: Iterable[Block], name: str) -> frozenset[int]:
-    """The steps that change the stream of some block in place.
-
-    Raises:
-        UnsupportedModelError: the stream is changed through a view, or is read through one afterwards, so that a copy
-            would not be seen by all who read it.
-    """
-    kept, writes, embedded = set[int](), set[int](), set[int]()
-    for block in blocks:
-        points = [block.input, block.residual_mid, block.residual_post, block.output]
-        points += [norm.output for norm in (block.first_norm, block.second_norm) if norm is not None]
-        kept.update(_value_at(trace, point) for point in points if point.step >= 0)
-        writes.update(block.writes)
-        start = trace.values[_value_at(trace, block.input)] if block.input.step >= 0 else trace.values[0]
-        embedded |= {value.index for value in way_back(trace, start, moves_numbers)}
-    memory = {memory_of(trace.values[index].tensor): index for index in sorted(kept, reverse=True)}  # the earliest
-    found, makes = set[int](), set[int]()
-    for step in trace.steps:
-        if not step.in_place:
-            continue
-        if step.number in writes or step.operands[0] in kept:
-            found.add(step.number)
-        elif step.outputs[0] in embedded:
-            makes.add(step.number)  # positions that are added in place, perhaps
-        elif memory.get(memory_of(trace.values[step.operands[0]].tensor), step.outputs[0]) < step.outputs[0]:
-            raise _changed_through_a_view(name)
-    read_elsewhere = (trace.values[parent].step for index in trace.stale for parent in trace.values[index].parents)
-    read = set(read_elsewhere)
-    if found & read:
-        raise _changed_through_a_view(name)
-    return frozenset(found | (makes - read))
-
-
-def _value_at(trace: Trace, point: Point) -> int:
-    return trace.steps[point.step].outputs[point.output]
-
-
-def _changed_through_a_view(name: str) -> UnsupportedModelError:
-    """What is wrong with a stream that another tensor of the same memory changes."""
-    return UnsupportedModelError(
-        f"{name} changes tokens in place through a view of them, so that those in front of its blocks are lost; make a "
-        "new tensor instead (x = x + y, torch.cat)"
-    )

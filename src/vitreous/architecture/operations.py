@@ -73,12 +73,6 @@ def scales(trace: Trace, step: Step, result: Value) -> Value | None:
     return source if first_divided and source.shape == result.shape else None
 
 
-def normalises(trace: Trace, step: Step, result: Value) -> Value | None:
-    """The value that a step normalises."""
-    source = value_of(trace, step)
-    return source if step.operation in NORM and source is not None and source.shape == result.shape else None
-
-
 Walk = Callable[[Trace, Step, Value], Value | None]
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from vitreous._utils.messages import close_match
 from vitreous.errors import MethodError
+from vitreous.methods.readout import RuleName
 from vitreous.tape.rules import own_rules
 
 _LARGEST = 2**63  # torch takes 64-bit integers as seeds and counts
@@ -21,7 +22,6 @@ class AlsoOwnRules:
 
 
 # The rule option, for methods that read the attention's gradient and for those that read the stream's.
-RuleName = Literal["plain", "frozen", "libra", "attnlrp", "conservative", "residual"]
 RuleOption = Annotated[RuleName, "how the backward pass treats attention, norms and activations", AlsoOwnRules()]
 StreamRuleOption = Annotated[
     Literal["plain", "frozen", "libra", "attnlrp", "conservative"],

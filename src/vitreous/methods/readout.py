@@ -13,11 +13,12 @@ from vitreous._utils.messages import warn_caller
 from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.inputs.patch_geometry import PatchGeometry, Size, along_axes, patch_of_line
-from vitreous.methods.options import RuleName
 from vitreous.methods.view import Row, View
 from vitreous.tape import AttentionRecord, GradientNeeds, Layout, Needs, Pass
 from vitreous.tape.attention import Rows
 from vitreous.tape.recording.plan import Layers
+
+RuleName = Literal["plain", "frozen", "libra", "attnlrp", "conservative", "residual"]
 
 Resolution = Literal["patch", "pixel"]
 ResolutionOption = Annotated[Resolution, "one score per patch, the sum of its pixels, or one per pixel"]

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from vitreous._utils.messages import close_match
 from vitreous.errors import MethodError
-from vitreous.methods import MatrixReadout, MethodInfo, Procedure, Readout, View, method_info
 from vitreous.methods.aggregation import AGGREGATIONS, Aggregation, OneLayer, Propagate, Rollout
 from vitreous.methods.checked_view import CheckedView, plugin_errors
 from vitreous.methods.options import OptionInfo, options_of
-from vitreous.methods.registry import LRP_PATENT, Patent
+from vitreous.methods.readout import MatrixReadout, Procedure, Readout
+from vitreous.methods.registry import LRP_PATENT, MethodInfo, Patent, method_info
+from vitreous.methods.view import View
 from vitreous.tape import PIXELS, Needs
 
 

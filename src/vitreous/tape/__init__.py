@@ -3,7 +3,8 @@
 from vitreous.tape.attention.record import AttentionRecord
 from vitreous.tape.patches.layout import Layout
 from vitreous.tape.recording.plan import PIXELS, GradientNeeds, Intervention, Needs, Pass, Plan, unite
-from vitreous.tape.tape import Gradients, Tape, record
+from vitreous.tape.runner import record
+from vitreous.tape.tape import Gradients, Tape
 
 __all__ = [
     "PIXELS",

@@ -1,4 +1,4 @@
-"""Running a model again: with another input, with fewer tokens, or recorded.
+"""Running a model: once, recorded on a tape, and again, with another input or with fewer tokens.
 
 Methods that need more than one run (integrated gradients, perturbation) see this, never the model itself.
 """
@@ -19,14 +19,20 @@ from vitreous._utils.tensors import at_least_float32
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.architecture.trace import uncompiled
-from vitreous.errors import UnsupportedModelError, VitreousError
-from vitreous.inputs.model_input import Inputs, Rows, Texts, ask, failed_inside, outside_inference
+from vitreous.errors import InputError, UnsupportedModelError, VitreousError
+from vitreous.inputs.model_input import FAILURES, Inputs, Rows, Texts, ask, failed_inside, failed_on, outside_inference
 from vitreous.inputs.outputs import OutputActivation, scale_of
 from vitreous.inputs.patch_geometry import PatchGeometry
-from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
 from vitreous.tape.output import CLASS_SCORES, OutputReader, Quantity, explained
+from vitreous.tape.patches.grid_probe import PatchGridProbe
+from vitreous.tape.patches.layout import Layout
 from vitreous.tape.patches.stream_probes import first_block_input
+from vitreous.tape.recording.gradient_breaks import depends
+from vitreous.tape.recording.interception import OtherRunError
+from vitreous.tape.recording.plan import Intervention, Needs, Plan
+from vitreous.tape.recording.recorder import Recorder
 from vitreous.tape.removal import Interceptor, ScoreEditing, TokenDropping, check_kept, nothing_left, removal_strategy
+from vitreous.tape.tape import Tape
 
 # Bare evaluations are run this many pixels at a time. Measured on ViT-Ti: 8 to 32 pictures of 224 x 224 at once cost
 # the same per picture, one alone 1.6 times as much, and 64 leave the processor's caches.
@@ -36,6 +42,102 @@ TOKENS_AT_ONCE = 16 * 196  # the same for texts
 _A_FEW = 8
 # How many images a runner evaluates at most before it stops, where a limit is set.
 _LIMIT: ContextVar[int | None] = ContextVar("evaluation_limit", default=None)
+
+
+@contextmanager
+def record(
+    model: nn.Module, architecture: Architecture, inputs: Inputs, plan: Plan, reader: OutputReader = CLASS_SCORES
+) -> Iterator[Tape]:
+    """Run ``model`` once on pictures or texts and keep what ``plan`` names, until the context ends.
+
+    The plan's intervention may put another stream in the place of a block's input, or scale attention. ``reader`` says
+    what is read of the model's output.
+
+    The model is not edited; it has to be in evaluation mode, as those of ``evaluation_copy`` are. A caller's
+    ``no_grad``, ``inference_mode`` or ``autocast`` may surround this.
+    """
+    with outside_inference_mode(), torch.enable_grad():
+        try:
+            recorder, output = _record_run(model, architecture, inputs, plan)
+        except OtherRunError:
+            # A model may go another way with these inputs than with the two that were traced: trace these.
+            architecture = find_architecture(model, inputs, architecture.chosen, again=True)
+            try:
+                recorder, output = _record_run(model, architecture, inputs, plan)
+            except OtherRunError:
+                if plan.intervention.stream is None:
+                    raise
+                raise UnsupportedModelError(
+                    f"{architecture.name} cannot run again from block {plan.intervention.layer} on with other tokens: "
+                    "its output also reads earlier blocks (as that of a dense head does), which keep the tokens of the "
+                    "image"
+                ) from None
+        except _OtherBatchError:
+            # A head that counts its pictures (to lay out a grid, perhaps) gets as many of them as of other streams.
+            assert plan.intervention.stream is not None
+            recorder, output = _record_run(model, architecture, _as_many(inputs, len(plan.intervention.stream)), plan)
+        try:
+            logits = reader.read(output, architecture.name, recorder.progress.batch)
+        except InputError:
+            stream = plan.intervention.stream
+            if stream is None or len(stream) == len(inputs):
+                raise
+            # A head may take the number of its pictures from them, without an error.
+            recorder, output = _record_run(model, architecture, _as_many(inputs, len(stream)), plan)
+            logits = reader.read(output, architecture.name, recorder.progress.batch)
+        if recorder.embedded is not None and depends(logits, recorder.embedded):
+            raise _reads_again(architecture)
+
+        def again(rows: Rows, needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
+            return record(model, architecture, inputs[rows], Plan(architecture.depth, needs, intervention), reader)
+
+        yield Tape(recorder, logits, inputs, again, PatchGridProbe(architecture, model, inputs), reader)
+
+
+def _as_many(inputs: Inputs, count: int) -> Inputs:
+    """The first picture or text so many times."""
+    return inputs[torch.zeros(count, dtype=torch.int64, device=inputs.device)]
+
+
+class _OtherBatchError(UnsupportedModelError):
+    """A model failed when other streams were put in the place of its tokens, and not as many as it got pictures."""
+
+
+def _record_run(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: Plan) -> tuple[Recorder, Any]:
+    """Run a model, and give what was kept of the run and its output."""
+    given = outside_inference(inputs)
+    recorder = Recorder(architecture, plan, len(inputs), reads_text=isinstance(inputs, Texts))
+    if isinstance(given, Tensor):
+        given = given.clone()
+        recorder.start(given)
+    interception = recorder.interception()
+    interception.start(given)
+    with uncompiled(), interception:
+        output = _run(model, given, recorder)
+    return recorder, interception.newest(output)
+
+
+def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
+    """The model's output; what it cannot embed at all is the picture's or text's fault, not the model's."""
+    try:
+        return ask(model, inputs)
+    except (VitreousError, MemoryError):
+        raise
+    except FAILURES as error:
+        if recorder.progress.batch != len(inputs) and not isinstance(error, torch.OutOfMemoryError):
+            raise _OtherBatchError(str(_reads_again(recorder.architecture))) from error
+        if recorder.progress.reached_blocks:
+            raise failed_inside(recorder.architecture.name, error) from error
+        raise failed_on(model, inputs, error) from error
+    except Exception as error:  # of a configuration that was believed when the model was built
+        raise failed_inside(recorder.architecture.name, error) from error
+
+
+def _reads_again(architecture: Architecture) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{architecture.name} reads the tokens of several blocks at once (a head on the outputs of the last few, "
+        "perhaps), so that no others can be put in the place of one block's alone, which this method does"
+    )
 
 
 class EvaluationLimitReached(BaseException):  # no error, and nothing that handles errors may catch it
