@@ -45,7 +45,8 @@ WITH_INFINITY[0, 0, 0, 0] = -float("inf")
 
 IMAGES = {
     "one image without a batch": (GOOD[0], r"\(batch, 3, height, width\), not \(3, 32, 32\)"),
-    "rank 5": (GOOD[None], r"not \(1, 2, 3, 32, 32\)"),
+    "rank 5": (GOOD[None], r"cannot take volumes or clips of shape \(1, 2, 3, 32, 32\)"),
+    "rank 6": (GOOD[None, None], r"not \(1, 1, 2, 3, 32, 32\)"),
     "a number": (torch.tensor(1.0), r"not \(\)"),
     "grey": (GOOD[:, :1], "32 x 32 pixels in 1 channel: .* to have 3 channels"),
     "with an alpha channel": (random_images(channels=4), "32 x 32 pixels in 4 channels: .* to have 3 channels"),
