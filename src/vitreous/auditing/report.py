@@ -136,7 +136,7 @@ def as_html(audit: Audit, *, examples: int = 6) -> str:
 
 def _facts(audit: Audit) -> list[tuple[str, str]]:
     told = audit.as_json()["examined"]
-    accuracy = "no labels" if told["accuracy"] is None else _percent(told["accuracy"])
+    accuracy = "no labels of its classes" if told["accuracy"] is None else _percent(told["accuracy"])
     masks = f"{told['masks']} photos with masks" if told["masks"] else "none: objects are estimated"
     return [
         ("model", f"{audit.run.model.name}, weights {audit.run.weights}"),
