@@ -415,7 +415,7 @@ def came_back(suspicion: dict[str, Any]) -> str:
 def count(rows: list[dict[str, Any]]) -> dict[str, int]:
     """How many shortcuts that matter are found and named, and what fresh photos say about all other findings."""
     planted = [row for row in rows if row["shortcut"] not in CLEAN]
-    matter = [row for row in planted if row["moves"] >= MOVES]
+    matter = [row for row in planted if row["moves"] >= MOVES - 1e-9]
     others = [each for row in rows for each in findings(row) if row["shortcut"] in CLEAN or each["class"] != 0]
     answers = [came_back(each) for each in others]
     return {

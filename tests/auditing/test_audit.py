@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,6 +126,13 @@ def test_the_power_is_that_of_the_binomial_distribution(stamped):
     for each in told:
         enough = [binom.sf(6 - 1, 30, each["share"] - below) for below in (0.0, 0.01)]
         assert enough[0] >= 0.8 > enough[1]
+
+
+def test_labels_of_another_list_of_classes_are_not_compared(stamped):
+    labels = stamped.collected.label
+    assert stamped.accuracy == 1.0
+    other = replace(stamped, collected=replace(stamped.collected, label=labels + 150))
+    assert other.accuracy is None
 
 
 def test_the_middle_of_a_grid():

@@ -188,8 +188,11 @@ class Audit:
 
     @property
     def accuracy(self) -> float | None:
-        """The part of photos with a label that are predicted as it; None without labels."""
+        """The part of photos with a label that are predicted as it; None without labels of the model's classes."""
         known = self.collected.label >= 0
+        names = self.context.classifier.class_names
+        if names is not None and (self.collected.label >= len(names)).any():
+            return None  # the labels count the classes of another list
         return float((self.collected.predicted == self.collected.label)[known].mean()) if known.any() else None
 
     def _row(self, tested: Tested) -> dict[str, Any]:

@@ -104,8 +104,7 @@ def as_html(audit: Audit, *, examples: int = 6) -> str:
     rejected = [
         (
             audit.class_name(each.suspicion.target),
-            each.suspicion.kind,
-            each.suspicion.place,
+            _what(each),
             each.suspicion.reason,
             *(_told(each, name) for name in ("removal", "insertion")),
             _detectable(each),
@@ -113,7 +112,7 @@ def as_html(audit: Audit, *, examples: int = 6) -> str:
         for each in audit.rejected
     ]
     run = audit.run
-    title = f"Audit of {run.model.name} on {run.data.rpartition('/')[2]}"
+    title = f"Audit of {run.model.name.partition('@')[0]} on {run.data.rpartition('/')[2]}"
     return render(
         "audit.html",
         title=title,
@@ -137,7 +136,7 @@ def as_html(audit: Audit, *, examples: int = 6) -> str:
 
 def _facts(audit: Audit) -> list[tuple[str, str]]:
     told = audit.as_json()["examined"]
-    accuracy = "no labels" if told["accuracy"] is None else _percent(told["accuracy"])
+    accuracy = "no labels of its classes" if told["accuracy"] is None else _percent(told["accuracy"])
     masks = f"{told['masks']} photos with masks" if told["masks"] else "none: objects are estimated"
     return [
         ("model", f"{audit.run.model.name}, weights {audit.run.weights}"),
@@ -167,6 +166,13 @@ def _cells(effect: Effect) -> tuple[str, ...]:
     return (_percent(effect.changed), _percent(effect.control), interval, *tests)
 
 
+def _what(tested: Tested) -> str:
+    """What is suspected; the place alone where it says the kind as well."""
+    suspicion = tested.suspicion
+    told = {"place", "background", "colour"}
+    return suspicion.place if suspicion.kind in told else f"{suspicion.place} ({suspicion.kind})"
+
+
 def _told(tested: Tested, name: str) -> str:
     effect = tested.effects.get(name)
     if effect is None:
@@ -187,14 +193,15 @@ def _percent(value: float) -> str:
 
 def _power(audit: Audit) -> list[tuple[str, str, str]]:
     """By class, the smallest part of its photos whose shortcut had become a suspicion with a power of 80%."""
-    return [
-        (
-            each["class name"],
-            str(each["photos"]),
-            "too few photos" if each["share"] is None else f"{_percent(each['share'])} of its photos",
-        )
+    rows = [
+        (each["class name"], str(each["photos"]), f"{_percent(each['share'])} of its photos")
         for each in audit.power
+        if each["share"] is not None
     ]
+    few = [each["photos"] for each in audit.power if each["share"] is None]
+    if few:
+        rows.append((f"{len(few)} {'further classes' if rows else 'classes'}", f"at most {max(few)}", "too few photos"))
+    return rows
 
 
 def _examples(audit: Audit, tested: Tested, count: int) -> Iterator[tuple[Markup, str]]:
