@@ -39,7 +39,7 @@ NOT_SERVED = {
     Function(norm="rms", feed="swiglu", positions="rotated"): ({"transattr"}, "rotated positions"),
     Function(pooling="weighed"): ({"transattr"}, "depends on the tokens"),
 }
-NOT_READ = {"TokensInOneRow": "images and tokens of TokensInOneRow lie in one axis"}
+NOT_READ = {"TokensInOneRow": "the residual stream of TokensInOneRow has images and tokens in one axis"}
 
 
 def built(name: str) -> nn.Module:

@@ -96,7 +96,7 @@ class Joined(nn.Module):
 @pytest.mark.parametrize("method", ["gae", "rollout", "ixg", "occlusion"])
 def test_another_batch_inside_is_not_said_to_be_windows(build, runs: str, method: str) -> None:
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    with pytest.raises(UnsupportedModelError, match=f"over {runs} numbers.*joined, repeated or cut up") as refusal:
+    with pytest.raises(UnsupportedModelError, match=f"of shape {runs} .*joined, repeated or split") as refusal:
         vitreous.explain(randomised(build()), images, method)
     assert "no method" not in str(refusal.value)
     assert "windowed" not in str(refusal.value)
