@@ -74,7 +74,7 @@ def wait_for(condition: Callable[[], bool], *processes: Forked | subprocess.Pope
     """Wait until something is so, a process has ended, or two minutes have passed; the caller checks which."""
     deadline = time.monotonic() + 120
     while all(each.poll() is None for each in processes) and time.monotonic() < deadline and not condition():
-        time.sleep(0.0005)
+        time.sleep(0.002)
 
 
 def only_run(out: Path) -> Store:
