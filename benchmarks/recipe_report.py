@@ -50,19 +50,22 @@ PARTS = ("segmentation", "grid", "tokens", "pixels", "saco")
 Values = dict[str, dict[str, list[float]]]
 
 
-def measure(model: str, photos: int, parts: list[str], methods: list[str], percent: list[int], out: Path) -> None:
-    """Measure part after part, batch after batch."""
+def measure(
+    model: str, photos: int, parts: list[str], methods: list[str], percent: list[int], out: Path, skip: int = 0
+) -> None:
+    """Measure part after part, batch after batch; of the photos of the half, ``skip`` are left out."""
     known = json.loads(out.read_text()) if out.exists() else {"values": {}, "done": {}}
     known |= {"model": model, "name": MODELS[model].name, "data": MODELS[model].data, "percent": percent}
     known |= {
         "methods": methods,
+        "skip": skip,
         "versions": versions(),
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
     }
     _, adapter = open_model(model)
-    samples = samples_of(model, "report", photos)
+    samples = samples_of(model, "report", photos, skip)
     mosaics = list(mosaics_of(samples))
-    for start in range(0, photos, TOGETHER):
+    for start in range(0, len(samples), TOGETHER):
         some = samples[start : start + TOGETHER]
         base: Any = None
         for part in parts:
@@ -163,7 +166,7 @@ def merged(files: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for known in files:
         first = found.setdefault(known["model"], {**known, "methods": [], "values": {}})
-        assert first["percent"] == known["percent"]
+        assert (first["percent"], first.get("skip", 0)) == (known["percent"], known.get("skip", 0))
         first["methods"] += [method for method in known["methods"] if method not in first["methods"]]
         for column, of in known["values"].items():
             first["values"].setdefault(column, {}).update(of)
@@ -187,6 +190,7 @@ def main() -> None:
     measuring.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     measuring.add_argument("--methods", nargs="+", default=list(METHODS))
     measuring.add_argument("--percent", type=int, nargs="+", default=[10, 30, 50, 70, 90])
+    measuring.add_argument("--skip", type=int, default=0, help="photos of that half that were looked at before")
     measuring.add_argument("--out", type=Path, required=True)
     printing = commands.add_parser("tables")
     printing.add_argument("files", type=Path, nargs="+")
@@ -199,7 +203,9 @@ def main() -> None:
             print(f"#### {file.stem.removeprefix('explore-')}\n\n{exploration(json.loads(file.read_text()))}\n")
         return
     if options.what == "measure":
-        measure(options.model, options.photos, options.parts, options.methods, options.percent, options.out)
+        measure(
+            options.model, options.photos, options.parts, options.methods, options.percent, options.out, options.skip
+        )
         return
     for known in merged([json.loads(file.read_text()) for file in options.files]):
         print(f"### {known['model']}\n\n{table(known)}\n")

@@ -102,17 +102,12 @@ def expected_parts(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list
     return fine, [z(z(spread) + z(region)) for spread, region in zip(base[UPPER], alike, strict=True)]
 
 
-def together(fine: Tensor, regions: Tensor, weight: float) -> Tensor:
-    """The fine scale as far as it is believed, and the regions."""
-    return z(fine / (1 + (-2 * regions).exp()) + weight * regions)
-
-
 @pytest.mark.parametrize("region", [0, 1, 2.5])
 def test_it_is_the_sum_of_the_standardised_base_maps(region):
     model, images = small_vit(), random_images()
     found = vitreous.explain(model, images, f"twoscale:region={region}", TARGET).scores[f"twoscale:region={region}"]
     for map_, fine, regions in zip(found, *expected_parts(model, images), strict=True):
-        torch.testing.assert_close(map_, together(fine, regions, region), **SAME)
+        torch.testing.assert_close(map_, z(fine + region * regions), **SAME)
 
 
 def test_zero_is_the_mean_patch():
@@ -162,7 +157,7 @@ def test_the_orders_are_those_of_runs_without_the_patches_that_have_gone(budget)
             )
             places = torch.arange(PATCHES, dtype=torch.float64) / (PATCHES - 1)
             ranks[row, order] = 1 - places if best_first else places
-        expected = together(fine[number] + 2 * z(ranks.pow(3).sum(0)), regions[number], 2)
+        expected = z(fine[number] + 2 * z(ranks.pow(3).sum(0)) + 2 * regions[number])
         torch.testing.assert_close(map_, expected, **SAME)
 
 

@@ -14,8 +14,7 @@ terms, which differ in what they ask:
 
 The region's scale R is made of z(Ā F') and z(S Ā F'): F' is F of the upper half of the blocks, spread over patches that
 the model treats as one thing: by Ā, the mean attention of all blocks but the last (GradToken's propagation), and by S,
-the likeness of tokens halfway up. It tells object from ground, where the fine scale marks single patches. It is added,
-and it says how far the fine scale is believed: a gradient far from every region that contributes is mostly noise.
+the likeness of tokens halfway up. It tells object from ground, where the fine scale marks single patches.
 
 A gradient explains the picture as it is. Once the best patches are gone, others decide that counted little before. So
 ``refined`` asks again while patches are dropped, the best first (what has to go to destroy the prediction) and the
@@ -42,7 +41,6 @@ _ODDS, _HIDDEN = Pass("libra", "probability"), Pass("plain", "probability")
 _LOWEST, _HIGHEST = -2.0, 3.0  # standard deviations that a term of the fine scale may count for
 _OF_ODDS = 0.5  # how much O counts beside F and H
 _TEMPERATURE = 0.2  # of the likeness of tokens
-_STEEPNESS = 2.0  # how fast the fine scale is believed less outside of regions
 _ORDERS = 2.0  # how much the orders in which patches go, and then also the regions, count beside gradients
 _LEAST = 1e-3  # of the attention that a row keeps without a key
 
@@ -98,13 +96,13 @@ def _lost_without(attention: Tensor, slope: Tensor) -> Tensor:
 
 
 class TwoScale(Procedure):
-    """z(σ(2 R) (c(F) + c(O) / 2 + c(H)) + w R), R = z(z(Ā F') + z(S Ā F')).
+    """z(c(F) + c(O) / 2 + c(H) + w R), R = z(z(Ā F') + z(S Ā F')).
 
     F is FullGrad+ under the libra rule, O the same of the probability, H what the probability loses to the first order
     if a patch is hidden from the attention of all blocks; F' is F of the upper half of the blocks, Ā the mean attention
     of all blocks but the last, S the softmax of the cosines, over 0.2, of the centred tokens halfway up. z gives a map
-    mean 0 and standard deviation 1 over the patches of a picture; c is z with values below -2 and above 3 cut off; σ is
-    the logistic function. 0 is the mean patch.
+    mean 0 and standard deviation 1 over the patches of a picture; c is z with values below -2 and above 3 cut off. 0
+    is the mean patch.
 
     Args:
         region: w.
@@ -137,11 +135,7 @@ class TwoScale(Procedure):
 
     def map(self, view: View) -> Tensor:
         """Both scales together."""
-        return self.together(self.fine(view), self.regions(view), self._region)
-
-    def together(self, fine: Tensor, regions: Tensor, weight: float) -> Tensor:
-        """z(σ(2 R) fine + w R), (batch, patches)."""
-        return standardised(torch.sigmoid(_STEEPNESS * regions) * fine + weight * regions)
+        return standardised(self.fine(view) + self._region * self.regions(view))
 
     def fine(self, view: View) -> Tensor:
         """c(F) + c(O) / 2 + c(H), (batch, patches)."""
@@ -167,7 +161,7 @@ class TwoScale(Procedure):
 
 
 class Refined(TwoScale):
-    """z(σ(2 R) (c(F) + c(O) / 2 + c(H) + 2 z(D³ + I³)) + 2 w R), D and I the orders in which patches go.
+    """z(c(F) + c(O) / 2 + c(H) + 2 z(D³ + I³) + 2 w R), D and I the orders in which patches go.
 
     Args:
         region: w.
@@ -192,8 +186,7 @@ class Refined(TwoScale):
         own = self.own(view)
         removed, left = (self.ranks(view, own, best_first=best_first) for best_first in (True, False))
         orders = standardised(removed.pow(3) + left.pow(3))
-        fine, regions = self.fine(view) + _ORDERS * orders, self.regions(view)
-        return self.together(fine, regions, _ORDERS * self._region)
+        return standardised(self.fine(view) + _ORDERS * (orders + self._region * self.regions(view)))
 
     def ranks(self, view: View, own: Tensor, *, best_first: bool) -> Tensor:
         """When each patch goes while equal parts of the patches are dropped, (batch, patches), from 0 to 1.
