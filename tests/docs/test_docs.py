@@ -204,7 +204,7 @@ class TestResultsPage:
         run = {
             "protocol": "chefer-2021-segmentation",
             "settings": find_protocol("chefer-2021-segmentation").settings(),
-            "model": {"name": "demo", "mean": None, "std": None},
+            "model": {"name": "timm/some", "mean": None, "std": None},
             "preprocessing": {},
             "data": "pets:../shared/data/pets/seg",
             "images": 9,
@@ -246,6 +246,25 @@ class TestResultsPage:
         self.keep(tmp_path, "first", {"gae": 0.5})
         self.keep(tmp_path, "second", {"gae": 0.7}, **changed)
         assert script.page(self.PLACE, tmp_path).count("1 methods, 95%") == 2
+
+    def test_the_demo_model_has_a_place_of_its_own(self, script, tmp_path):
+        self.keep(tmp_path, "first", {"gae": 0.5})
+        demo = {"name": "demo", "mean": None, "std": None}
+        self.keep(tmp_path, "second", {"gae": 0.7, "dix": 0.6}, model=demo, stratified=True, limit=4)
+        place = self.PLACE.replace(" -->", " demo -->", 1)
+        assert "9 photos, 1 methods" in script.page(self.PLACE, tmp_path)
+        assert "9 photos, a stratified sample, 2 methods" in script.page(place, tmp_path)
+        assert "--model demo" not in script.page(self.PLACE, tmp_path)
+        assert "--stratify --limit 4" in script.page(place, tmp_path)
+        assert set(script.charts(self.PLACE + place, tmp_path)) == {
+            *("chefer-2021-segmentation-pets.svg", "chefer-2021-segmentation-pets-demo.svg")
+        }
+
+    def test_controls_of_a_sample_stand_below_the_methods(self, script, tmp_path):
+        self.keep(tmp_path, "a", {"random": 0.3, "edges": 0.4}, limit=4)
+        self.keep(tmp_path, "b", {"gae": 0.5}, limit=3)
+        page = script.page(self.PLACE, tmp_path)
+        assert page.index("1 methods") < page.index("the controls alone, on a random sample of the same photos")
 
     def test_two_runs_that_disagree_about_a_method_are_not_merged(self, script, tmp_path):
         self.keep(tmp_path, "first", {"gae": 0.5, "rollout": 0.4})

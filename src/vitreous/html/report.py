@@ -169,9 +169,10 @@ def write_report(explanation: Explanation, path: Path, trusts: Sequence[Trust] =
     alone = [explanation.select(index) for index in range(len(explanation))]
     listed = [(f"image-{index}", f"image {index}", prediction_of(one)) for index, one in enumerate(alone)]
     body = contents_section(listed, explanation.methods, explanation.provenance)
+    measured: Sequence[Trust | None] = trusts or [None] * len(alone)
     body += "".join(
         photo_section(name, None, one, (), trust, anchor=anchor)
-        for one, (anchor, name, _), trust in zip(alone, listed, trusts or [None] * len(alone), strict=True)
+        for one, (anchor, name, _), trust in zip(alone, listed, measured, strict=True)
     )
     body += methods_section(explanation.methods, curves=False)
     body += provenance_section(explanation.provenance, "vitreous.explain, in Python")
