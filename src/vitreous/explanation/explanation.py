@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
-import operator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from vitreous._utils.defaults import DEFAULT_OPACITY
-from vitreous._utils.messages import error_message, warn_caller
+from vitreous._utils.messages import warn_caller
 from vitreous.errors import InputError
 from vitreous.explanation import folder as explanation_folder
-from vitreous.explanation.prediction import ExplanationError, Origin, Predicted, Prediction, check_predictions
+from vitreous.explanation.prediction import (
+    ExplanationError,
+    Origin,
+    Predicted,
+    Prediction,
+    check_images,
+    check_predictions,
+    check_scores,
+    plain_fields,
+)
 from vitreous.explanation.views import (
     FigureOptions,
     Look,
@@ -103,11 +110,11 @@ class Explanation(Predicted):
     target_values: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name, value in _plain_fields(self).items():
+        for name, value in plain_fields(self).items():
             object.__setattr__(self, name, value)  # the one way to normalise a field of a frozen dataclass
         check_predictions(self)
-        _check_scores(self)
-        _check_images(self)
+        check_scores(self)
+        check_images(self)
 
     if not TYPE_CHECKING:
 
@@ -475,68 +482,3 @@ def with_origin(explanation: Explanation, origin: Origin | None) -> Explanation:
     if origin is not None:
         explanation.__dict__[_ORIGIN] = origin
     return explanation
-
-
-def _plain_fields(explanation: Explanation) -> dict[str, Any]:
-    """Normalise the fields: tensors without a graph, tuples of ints, RGB images, JSON values."""
-    names, images = explanation.class_names, explanation.images
-    try:
-        return {
-            "scores": {_spelling(method): scores.detach() for method, scores in explanation.scores.items()},
-            "signed": {method: bool(signed) for method, signed in explanation.signed.items()},
-            "target": explanation.target.detach(),
-            "logits": explanation.logits.detach(),
-            "targets": tuple(explanation.targets),
-            "target_values": None if explanation.target_values is None else explanation.target_values.detach(),
-            "grid": _size(explanation.grid),
-            "image_size": _size(explanation.image_size),
-            "class_names": None if names is None else tuple(names),
-            "images": None if images is None else tuple(_rgb(image) for image in images),
-            "images_note": None if explanation.images_note is None else str(explanation.images_note),
-            "left_out": {_spelling(method): str(reason) for method, reason in explanation.left_out.items()},
-            "provenance": json.loads(json.dumps(dict(explanation.provenance), allow_nan=False)),
-        }
-    except Exception as error:  # forged values can raise any exception
-        raise ExplanationError(f"a part of the explanation is not valid: {error_message(error)}") from error
-
-
-def _size(size: tuple[int, ...]) -> tuple[int, ...]:
-    lengths = tuple(operator.index(length) for length in size)
-    if len(lengths) not in (2, 3) or min(lengths) < 1:
-        raise ValueError(f"{size} is not a size")
-    return lengths
-
-
-def _spelling(method: str) -> str:
-    if not isinstance(method, str):
-        raise TypeError(f"a method is named by a text, not by {method!r}")
-    return method
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _check_scores(explanation: Explanation) -> None:
-    """Raise unless every method has scores for every target and patch, and a sign."""
-    if len(explanation.grid) != len(explanation.image_size):
-        raise ExplanationError(f"a grid of {explanation.grid} patches does not fit a size of {explanation.image_size}")
-    if not explanation.scores:
-        raise ExplanationError("an explanation needs the scores of at least one method")
-    if set(explanation.signed) != set(explanation.scores):
-        raise ExplanationError("signed must have exactly the methods that scores has")
-    for method, scores in explanation.scores.items():
-        if not scores.ndim:
-            raise ExplanationError(f"the scores of {method!r} must be those of patches, not one number")
-        expected = (*explanation.target.shape, math.prod(explanation.grid_of(method)))
-        if tuple(scores.shape) != expected or not scores.is_floating_point():
-            raise ExplanationError(
-                f"the scores of {method!r} must be floating {expected}, not {scores.dtype} {tuple(scores.shape)}"
-            )
-
-
-def _check_images(explanation: Explanation) -> None:
-    """Raise unless there is one displayed image per image."""
-    images = explanation.images
-    if images is not None and len(images) != len(explanation):
-        raise ExplanationError(f"images must hold one image for each of the {len(explanation)} explained ones")

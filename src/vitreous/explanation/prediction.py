@@ -1,22 +1,27 @@
-"""What explanations of images and of texts share: the predictions, and which classes are explained."""
+"""What explanations of images and texts share: predictions and explained classes; and the checks of their fields."""
 
 from __future__ import annotations
 
+import json
+import math
+import operator
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 
 import torch
 
-from vitreous._utils.messages import close_match
+from vitreous._utils.messages import close_match, error_message
 from vitreous.errors import MethodError, VitreousError
 from vitreous.inputs.outputs import OutputActivation, likelihoods, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from PIL import Image
     from torch import Tensor
 
+    from vitreous.explanation.explanation import Explanation
     from vitreous.inputs.target import Target
 
 
@@ -217,3 +222,68 @@ def check_predictions(explanation: Predicted) -> None:
     classes = logits.shape[1] or len(names or ())  # names of a dense output's classes go with no class scores
     if names is not None and (len(names) != classes or not all(isinstance(name, str) for name in names)):
         raise ExplanationError(f"class_names must be one text for each of the {logits.shape[1]} classes")
+
+
+def plain_fields(explanation: Explanation) -> dict[str, Any]:
+    """Normalise the fields: tensors without a graph, tuples of ints, RGB images, JSON values."""
+    names, images = explanation.class_names, explanation.images
+    try:
+        return {
+            "scores": {_spelling(method): scores.detach() for method, scores in explanation.scores.items()},
+            "signed": {method: bool(signed) for method, signed in explanation.signed.items()},
+            "target": explanation.target.detach(),
+            "logits": explanation.logits.detach(),
+            "targets": tuple(explanation.targets),
+            "target_values": None if explanation.target_values is None else explanation.target_values.detach(),
+            "grid": _size(explanation.grid),
+            "image_size": _size(explanation.image_size),
+            "class_names": None if names is None else tuple(names),
+            "images": None if images is None else tuple(_rgb(image) for image in images),
+            "images_note": None if explanation.images_note is None else str(explanation.images_note),
+            "left_out": {_spelling(method): str(reason) for method, reason in explanation.left_out.items()},
+            "provenance": json.loads(json.dumps(dict(explanation.provenance), allow_nan=False)),
+        }
+    except Exception as error:  # forged values can raise any exception
+        raise ExplanationError(f"a part of the explanation is not valid: {error_message(error)}") from error
+
+
+def _size(size: tuple[int, ...]) -> tuple[int, ...]:
+    lengths = tuple(operator.index(length) for length in size)
+    if len(lengths) not in (2, 3) or min(lengths) < 1:
+        raise ValueError(f"{size} is not a size")
+    return lengths
+
+
+def _spelling(method: str) -> str:
+    if not isinstance(method, str):
+        raise TypeError(f"a method is named by a text, not by {method!r}")
+    return method
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def check_scores(explanation: Explanation) -> None:
+    """Raise unless every method has scores for every target and patch, and a sign."""
+    if len(explanation.grid) != len(explanation.image_size):
+        raise ExplanationError(f"a grid of {explanation.grid} patches does not fit a size of {explanation.image_size}")
+    if not explanation.scores:
+        raise ExplanationError("an explanation needs the scores of at least one method")
+    if set(explanation.signed) != set(explanation.scores):
+        raise ExplanationError("signed must have exactly the methods that scores has")
+    for method, scores in explanation.scores.items():
+        if not scores.ndim:
+            raise ExplanationError(f"the scores of {method!r} must be those of patches, not one number")
+        expected = (*explanation.target.shape, math.prod(explanation.grid_of(method)))
+        if tuple(scores.shape) != expected or not scores.is_floating_point():
+            raise ExplanationError(
+                f"the scores of {method!r} must be floating {expected}, not {scores.dtype} {tuple(scores.shape)}"
+            )
+
+
+def check_images(explanation: Explanation) -> None:
+    """Raise unless there is one displayed image per image."""
+    images = explanation.images
+    if images is not None and len(images) != len(explanation):
+        raise ExplanationError(f"images must hold one image for each of the {len(explanation)} explained ones")
