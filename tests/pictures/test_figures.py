@@ -106,7 +106,7 @@ class TestDrawing:
 
         assert all(callable(getattr(pictures, name)) for name in pictures.__all__)
         assert set(pictures.__all__) <= set(dir(pictures))
-        assert len([name for name in pictures.__all__ if name.endswith(("_figure", "_strip"))]) == 16
+        assert len([name for name in pictures.__all__ if name.endswith(("_figure", "_strip"))]) == 17
         with pytest.raises(AttributeError, match="nothing"):
             pictures.nothing  # noqa: B018
 
