@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 
 def run(*arguments, code=0):
-    result = CliRunner().invoke(app, ["similar", *map(str, arguments)])
+    result = CliRunner().invoke(app, ["similar", *map(str, arguments)], env={"COLUMNS": "300"})
     assert result.exit_code == code, result.output
     return result
 
