@@ -32,6 +32,7 @@ SMALL = "timm/test_vit@random"
 REPLACED = {
     r"timm/vit_base_patch16_224[.\w]*": SMALL,
     r"timm/vit_tiny_patch16_224@random": SMALL,
+    r"(?<=vitreous recommend )demo": SMALL,  # it explains models with random weights, layer by layer
 }
 # What would take many minutes, and is the same with less of it; `make demo` has the demo model at its own size.
 FEW_PATCHES = ["--image-size", "56"]  # 4 x 4 patches
@@ -40,7 +41,7 @@ SHORTER = {
     "vitreous explain cat.jpg --model demo": FEW_PATCHES,
     "vitreous explain cat.jpg photos/ --model demo": FEW_PATCHES,
     "vitreous similar": FEW_PATCHES,
-    "vitreous recommend": ["--limit", "2", "--methods", "gae", *FEW_PATCHES],
+    "vitreous recommend": ["--limit", "2", "--methods", "gae", "--image-size", "64"],
     "vitreous figure": FEW_PATCHES,
     "vitreous figure curves": ["--steps", "3", *FEW_PATCHES],
     "vitreous speed": ["--repeats", "1", *FEW_PATCHES],
