@@ -176,8 +176,15 @@ def merged(files: list[dict[str, Any]]) -> list[dict[str, Any]]:
             left_out = [method for method in known["methods"] if len(of.get(method, ())) < count]
             if left_out:
                 print(f"{known['model']}, {column}: not measured on all photos: {', '.join(left_out)}", file=sys.stderr)
-            known["values"][column] = {method: values for method, values in of.items() if method not in left_out}
+            whole = {method: values for method, values in of.items() if method not in left_out}
+            known["values"][column] = without_missing(whole)
     return list(found.values())
+
+
+def without_missing(of: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Values by method without photos on which one has none, such as precision where a mask is empty."""
+    known = np.isfinite(np.array(list(of.values()))).all(axis=0)
+    return {method: np.array(values)[known].tolist() for method, values in of.items()}
 
 
 def main() -> None:

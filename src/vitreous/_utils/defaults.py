@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 RECIPE = "twoscale"  # the map that is shown where no purpose is known
-# What may stand beside it: the methods that come near it, with one forward pass and four backward passes for all.
+# What may stand beside it: the methods that come near it, with one forward pass and five backward passes for all.
 # The first of them takes its place on models that do not allow it.
 RUNNERS_UP = ("decompx.skipplus", "tokentm", "gae", "fullgrad_plus:rule=libra")
 # What ``explain`` tries where no methods are named; of these it keeps two, see ``RUNNER_UP_HELP``.
@@ -20,7 +20,7 @@ DEFAULT_METHODS = (RECIPE, *RUNNERS_UP, "gradtoken")
 RUNNER_UP_HELP = f"{RECIPE}, and the one of {', '.join(RUNNERS_UP)} that agrees least with it"
 PAPERS = ("tokentm", "gradtoken", "decompx.skipplus")  # the methods that this project started from
 # What methods="auto" and ``recommend`` choose from: the methods of these papers, the ones that lead a column of the
-# results, and their sum. They share one forward pass and four backward passes.
+# results, and their sum. They share one forward pass and five backward passes.
 CANDIDATES = (
     *PAPERS,
     "gae",
