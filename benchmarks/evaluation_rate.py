@@ -20,7 +20,7 @@ from PIL import Image
 
 from vitreous.datasets import DataSet, Sample
 from vitreous.evaluation.evaluate import evaluate
-from vitreous.evaluation.store.store import Store
+from vitreous.evaluation.store import Store
 
 PROTOCOLS = ("chefer-2021-segmentation", "chefer-2021-perturbation", "skipplus-faithfulness", "tokentm-probability")
 METHODS = "tokentm,gradtoken,decompx.skipplus,gae,rollout"

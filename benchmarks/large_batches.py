@@ -18,7 +18,7 @@ from rows import median_ratio, time_in_turn, write_rows
 from torch import Tensor, nn
 
 import vitreous
-from vitreous._utils.tensors import in_float64
+from vitreous._utils.torch_state import in_float64
 from vitreous.api import run_methods
 from vitreous.speed.timing import Job, peak_memory
 

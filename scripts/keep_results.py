@@ -19,7 +19,7 @@ from vitreous.evaluation.report.results import Results, counted_values, discover
 from vitreous.evaluation.report.svg import Curves, curves_of
 from vitreous.evaluation.report.tables import ResultTable, as_rows
 from vitreous.evaluation.statistics import estimates
-from vitreous.evaluation.store.store import read_manifest
+from vitreous.evaluation.store import read_manifest
 from vitreous.metrics.metric import mean_of
 
 KEPT = Path(__file__).parents[1] / "docs" / "results"

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import vitreous
-from vitreous.evaluation.report.figures import _panel
+from vitreous.evaluation.report.images import _panel
 from vitreous.evaluation.report.svg import sweeps_of
 from vitreous.evaluation.statistics import Estimate
 from vitreous.methods import is_control
@@ -50,8 +50,7 @@ from vitreous.pictures import (
     token_transformation,
     transformation_figure,
 )
-from vitreous.pictures.canvas import Canvas
-from vitreous.pictures.captions import class_caption
+from vitreous.pictures.canvas import Canvas, class_caption
 from vitreous.pictures.charts import panels_figure
 from vitreous.targets import Contrast, Pixels, Query
 

@@ -10,10 +10,8 @@ from pathlib import Path
 from generated import first_paragraph, write_or_check
 
 from vitreous.methods import MethodInfo, OptionInfo, list_controls, list_methods
-from vitreous.methods.aggregation import AGGREGATIONS, OneLayer, Propagate
-from vitreous.methods.options import options_of
-from vitreous.methods.registry import CONTROL_FAMILIES, FAMILIES
-from vitreous.methods.spelling import cost_of
+from vitreous.methods.registry import CONTROL_FAMILIES, FAMILIES, options_of
+from vitreous.methods.spelling import AGGREGATIONS, OneLayer, Propagate, cost_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 INTRODUCTION = """# Methods

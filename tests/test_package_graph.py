@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pictures",),
     ("html",),
     ("evaluation.options", "evaluation.statistics", "evaluation.tasks"),
+    ("evaluation.protocol", "evaluation.run"),
     ("evaluation.protocols", "evaluation.store"),
     ("evaluation.runner",),
     ("evaluation.engines", "evaluation.report"),

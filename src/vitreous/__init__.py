@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from vitreous.methods.registers import add_test_time_registers
     from vitreous.models import load_model
     from vitreous.models.dual_encoder import load_dual_encoder, zero_shot
-    from vitreous.models.text_models import load_text_model
+    from vitreous.models.hf_models import load_text_model
     from vitreous.text.explain import explain_text
     from vitreous.text.explanation import TextExplanation
     from vitreous.text.prompts import explain_words, match_words
@@ -71,7 +71,7 @@ _MODULES = {
     "list_methods": "vitreous.methods",
     "load_dual_encoder": "vitreous.models.dual_encoder",
     "load_model": "vitreous.models",
-    "load_text_model": "vitreous.models.text_models",
+    "load_text_model": "vitreous.models.hf_models",
     "match_patches": "vitreous.api.similarity",
     "match_words": "vitreous.text.prompts",
     "recommend": "vitreous.evaluation.recommend",

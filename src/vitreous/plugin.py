@@ -21,9 +21,8 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from vitreous._utils.defaults import PLUGIN_ENTRY_POINTS
-from vitreous._utils.messages import close_match, described_error, warn_caller
+from vitreous._utils.messages import close_match, described_error, run_user_file, warn_caller
 from vitreous._utils.storage import expanded
-from vitreous._utils.user_code import run_user_file
 from vitreous.errors import MethodError
 from vitreous.methods import TokenReadout, View, register
 from vitreous.methods.checked_view import line_in

@@ -26,7 +26,7 @@ from vitreous.tape.rules import (
     Rule,
     register,
 )
-from vitreous.tape.rules.calls import ElementwiseCall, NormCall
+from vitreous.tape.rules.gradient_rules import ElementwiseCall, NormCall
 
 __all__ = [
     "RULES",

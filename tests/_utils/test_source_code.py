@@ -7,8 +7,8 @@ import pytest
 from torch import nn
 
 import vitreous
-from vitreous._utils.user_code import run_user_file, source_hash
-from vitreous.models import fingerprint
+from vitreous._utils.messages import run_user_file, source_hash
+from vitreous.models import loaded as fingerprint
 
 INSTALLED = ".venv/lib/python3.11/site-packages"
 ENVIRONMENT = "miniconda3/lib"
@@ -56,7 +56,7 @@ def test_the_library_itself_does_not_count_where_it_lies_below(monkeypatch, tmp_
     module = run_user_file(tmp_path / "at_the_root.py", "model")
     alone = source_hash(module)
     moved = Path(vitreous.__file__).parents[2] / "at_the_root.py"
-    monkeypatch.setattr("vitreous._utils.user_code._file_of", lambda found: _moved(found, module, moved))
+    monkeypatch.setattr("vitreous._utils.messages._file_of", lambda found: _moved(found, module, moved))
     assert source_hash(module) == alone
 
 

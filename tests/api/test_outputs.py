@@ -22,8 +22,8 @@ from small_text_models import build, small_tokenizer
 from vitreous.cli import app
 from vitreous.errors import InputError, RunError
 from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.run import ModelChoice, Run
 from vitreous.evaluation.runner.measure import measure
-from vitreous.evaluation.store.run import ModelChoice, Run
 from vitreous.explanation.explanation import Explanation
 from vitreous.inputs.outputs import likelihood_slope, likelihoods
 from vitreous.metrics.perturbation import probabilities

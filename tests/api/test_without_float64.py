@@ -13,7 +13,7 @@ from device_without_float64 import There, device_without_float64
 from few_evaluations import runs_again, with_few
 from small_data import batch_of
 from small_models import largest_difference, random_images, small_vit
-from vitreous._utils.tensors import float64_array, in_float64
+from vitreous._utils.torch_state import float64_array, in_float64
 from vitreous.evaluation.tasks.sanity import Concentration, randomise
 from vitreous.evaluation.tasks.task import Case, generator_of
 from vitreous.methods import list_methods

@@ -24,9 +24,9 @@ from vitreous.architecture import find_architecture
 from vitreous.cli import app
 from vitreous.errors import MethodError, RefusedMethodsError
 from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.run import ModelChoice
 from vitreous.evaluation.runner.adapters import first_run
 from vitreous.evaluation.runner.measure import load
-from vitreous.evaluation.store.run import ModelChoice
 from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record
 from vitreous.tape.patches.stream_probes import first_block_input
 

@@ -12,7 +12,7 @@ from audited import GRID, NAMES, Squares, reader
 from vitreous.auditing.collected import read_collected
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.protocols import find_protocol, list_protocols
-from vitreous.evaluation.store.files import content_hash, schema_of
+from vitreous.evaluation.run import content_hash, schema_of
 from vitreous.evaluation.tasks.maps import estimated_object
 
 

@@ -16,7 +16,7 @@ import vitreous
 from vitreous.datasets import DataSet, Review, Sample
 from vitreous.evaluation.protocols import find_protocol, list_protocols
 from vitreous.models import LoadedModel, Preprocessing
-from vitreous.models.text_models import LoadedTextModel
+from vitreous.models.hf_models import LoadedTextModel
 
 FILE = Path(__file__).parent / "evaluation.npz"
 METHODS = ("gae", "rollout", "ixg", "tokentm")

@@ -24,7 +24,7 @@ from vitreous.cli import app
 from vitreous.cli import console as progress_module
 from vitreous.cli.console import EvaluationProgress
 from vitreous.evaluation.runner import measure
-from vitreous.evaluation.store.store import Store
+from vitreous.evaluation.store import Store
 from vitreous.speed.timing import one_thread
 
 SMALL = ("--model", MODEL.name, "--image-size", "32", "--threads", "1", "--shard-size", "4", "--protocol", PROTOCOL)

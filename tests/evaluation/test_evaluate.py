@@ -22,11 +22,11 @@ from vitreous.datasets.folders import MaskedFolder
 from vitreous.errors import ModelError, ProtocolError
 from vitreous.evaluation.engines import SilentProgress
 from vitreous.evaluation.protocols import find_protocol, list_protocols
+from vitreous.evaluation.run import ModelChoice, RunError
 from vitreous.evaluation.runner import adapters
 from vitreous.evaluation.runner import prepare_run as starting
 from vitreous.evaluation.runner.measure import EvaluationContext, _table, open_context
 from vitreous.evaluation.runner.prepare_run import check_labels, prepare_run
-from vitreous.evaluation.store.run import ModelChoice, RunError
 from vitreous.models import TwoSided
 
 

@@ -16,7 +16,7 @@ import pytest
 import forked
 from evaluations import METHODS, MODEL, PROTOCOL, command, everything, only_run, start, wait_for, write_photos
 from vitreous.evaluation.evaluate import evaluate
-from vitreous.evaluation.store.run import RunError
+from vitreous.evaluation.run import RunError
 
 IMAGES = 100  # enough shards that a quick machine does not finish before it is killed
 

@@ -12,9 +12,9 @@ from evaluations import METHODS, MODEL, PROTOCOL, command, everything, some_run,
 from vitreous.datasets import open_dataset
 from vitreous.evaluation.engines import RETRIES, SilentProgress, _InFlight, run_on_ray
 from vitreous.evaluation.evaluate import evaluate
+from vitreous.evaluation.run import RunError
 from vitreous.evaluation.runner.prepare_run import prepare_run
-from vitreous.evaluation.store.run import RunError
-from vitreous.evaluation.store.store import Store
+from vitreous.evaluation.store import Store
 
 pytestmark = pytest.mark.usefixtures("registry")  # the driver loads plugins into this process
 

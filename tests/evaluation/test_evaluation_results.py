@@ -14,8 +14,8 @@ from vitreous.cli.evaluate import _main_cause
 from vitreous.evaluation.protocols import find_protocol
 from vitreous.evaluation.report.results import Failure, Results, discover_runs, summarise, title_of
 from vitreous.evaluation.report.tables import as_rows
+from vitreous.evaluation.run import RunError
 from vitreous.evaluation.runner.measure import columns_of
-from vitreous.evaluation.store.run import RunError
 from vitreous.metrics.metric import mean_of
 
 PRECISION = mean_of("precision", "precision", "higher", (0.0, 1.0), "Higher is better.")

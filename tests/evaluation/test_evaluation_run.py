@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evaluations import some_run
-from vitreous.evaluation.store.run import ModelChoice, Run, RunError
+from vitreous.evaluation.run import ModelChoice, Run, RunError
 
 # A busy machine is slow to draw numbers, which says nothing about the plan.
 steady = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)

@@ -23,9 +23,8 @@ import forked
 from evaluations import rewritten, some_run, wait_for
 from vitreous._utils.storage import StorageError
 from vitreous.evaluation.engines import SilentProgress, _watch, worker_loop
-from vitreous.evaluation.store.files import content_hash, schema_of, take_lock
-from vitreous.evaluation.store.run import RunError, Shard
-from vitreous.evaluation.store.store import Store
+from vitreous.evaluation.run import RunError, Shard, content_hash, schema_of, take_lock
+from vitreous.evaluation.store import Store
 
 RUN = some_run()
 

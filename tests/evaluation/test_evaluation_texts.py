@@ -23,8 +23,8 @@ from vitreous.cli import app
 from vitreous.datasets import DataError, open_dataset
 from vitreous.errors import InputError
 from vitreous.evaluation.engines import compute_by_name
+from vitreous.evaluation.run import RunError
 from vitreous.evaluation.runner.measure import open_context
-from vitreous.evaluation.store.run import RunError
 from vitreous.models import LoadedTextModel
 from vitreous.speed.timing import one_thread
 

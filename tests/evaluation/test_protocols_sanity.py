@@ -12,8 +12,8 @@ from torch import nn
 import vitreous
 from small_data import batch_of, finite, loaded, samples
 from small_models import random_images, small_vit
+from vitreous.evaluation.protocol import Protocol
 from vitreous.evaluation.protocols import find_protocol
-from vitreous.evaluation.protocols.protocol import Protocol
 from vitreous.evaluation.runner.measure import columns_of, measure
 from vitreous.evaluation.tasks.sanity import (
     STAGES,
@@ -26,7 +26,7 @@ from vitreous.evaluation.tasks.sanity import (
 )
 from vitreous.evaluation.tasks.task import Case, generator_of, seed_of
 from vitreous.metrics.sanity import random_subsets
-from vitreous.models import fingerprint
+from vitreous.models import loaded as fingerprint
 
 
 def only(task) -> Protocol:

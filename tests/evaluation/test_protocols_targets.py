@@ -21,9 +21,9 @@ from vitreous.datasets import Mosaics
 from vitreous.datasets.folders import Labelled
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.run import RunError
 from vitreous.evaluation.runner.adapters import prompt_name, prompted_model, resized
 from vitreous.evaluation.runner.measure import measure
-from vitreous.evaluation.store.run import RunError
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.models.dual_encoder import find_dual_encoder
 from vitreous.targets import Prompt

@@ -20,10 +20,10 @@ from small_text_models import build
 from vitreous.datasets import Review
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.run import ModelChoice, RunError
 from vitreous.evaluation.runner.adapters import TextAdapter
 from vitreous.evaluation.runner.measure import columns_of, measure, preprocessing_of
 from vitreous.evaluation.runner.prepare_run import _load
-from vitreous.evaluation.store.run import ModelChoice, RunError
 from vitreous.evaluation.tasks.task import Case, TextBatch
 from vitreous.evaluation.tasks.word_masking import Erasure, Rationales, WordErasing
 from vitreous.inputs.model_input import Texts

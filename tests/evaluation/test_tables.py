@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from vitreous.evaluation.protocol import PUBLISHED, published_results
 from vitreous.evaluation.report import tables
 from vitreous.evaluation.report.page import as_csv
-from vitreous.evaluation.report.published import PUBLISHED, published_results
 from vitreous.evaluation.report.tables import as_terminal
 from vitreous.evaluation.statistics import Comparison, Estimate
 from vitreous.metrics import list_metrics

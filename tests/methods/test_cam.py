@@ -17,7 +17,7 @@ import vitreous
 from golden_numbers import DEPTH, PATCHES, TOLERANCE, assert_agrees, family, golden, ours
 from small_models import CLASSES, largest_difference, random_images, small_vit
 from vitreous.errors import MethodError
-from vitreous.speed.peers.grad_cam import CLASSES as GRAD_CAM_CLASSES
+from vitreous.speed.peers import CLASSES as GRAD_CAM_CLASSES
 from vitreous.speed.timing import one_thread
 
 # The same float64 arithmetic in another order: some hundred roundings of 1e-16.

@@ -13,7 +13,7 @@ import vitreous
 from small_models import PATCHES, golden_model, random_images, small_vit
 from vitreous.errors import MethodError
 from vitreous.methods import list_controls, list_methods
-from vitreous.methods.ceilings import _decreasing
+from vitreous.methods.controls import _decreasing
 from vitreous.methods.spelling import parse
 
 Ask = Callable[[tuple[int, ...]], Tensor]

@@ -12,7 +12,7 @@ import vitreous
 from literal.ruled import run_under
 from small_models import SIZE, largest_difference, random_images, small_vit
 from vitreous.errors import MethodError
-from vitreous.methods.equivariant_gradient import EquivariantGradient, low_pass, warp
+from vitreous.methods.integrated import EquivariantGradient, low_pass, warp
 from vitreous.methods.spelling import parse
 
 EXACT = 1e-10  # float64: sums of some thousand terms in another order

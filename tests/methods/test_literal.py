@@ -17,8 +17,7 @@ import vitreous
 from literal import attention, decompx, forward, gradtoken, tokentm
 from small_models import CLASSES, largest_difference, random_images, small_case, small_vit
 from vitreous.speed.timing import one_thread
-from vitreous.tape.rules.calls import ElementwiseCall
-from vitreous.tape.rules.gradient_rules import FrozenRule
+from vitreous.tape.rules.gradient_rules import ElementwiseCall, FrozenRule
 
 EXACT = 1e-10
 

@@ -26,9 +26,8 @@ from vitreous.methods.perturbation import (
     windows,
     windows_within,
 )
-from vitreous.methods.rise import Hsic, Rise
+from vitreous.methods.random_masks import Hsic, Lime, Rise, coalitions
 from vitreous.methods.spelling import parse
-from vitreous.methods.surrogate import Lime, coalitions
 from vitreous.methods.vitcx import VitCx, clusters, complete_linkage, upsampler_of
 from vitreous.tape import Plan, record
 from vitreous.tape.runner import ModelRunner

@@ -10,7 +10,7 @@ import vitreous
 from small_models import PATCHES, random_images, small_vit
 from vitreous.errors import MethodError
 from vitreous.methods.perturbation import seeded
-from vitreous.methods.sampling import TransformerInputSampling, k_means
+from vitreous.methods.random_masks import TransformerInputSampling, k_means
 
 # Float64: sums of some hundred terms in another order.
 SAME = {"rtol": 1e-10, "atol": 1e-12}

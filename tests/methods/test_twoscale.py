@@ -17,9 +17,9 @@ from vitreous.api.explain import with_runner_up
 from vitreous.errors import MethodError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation
 from vitreous.methods.gradient import FullGradient
+from vitreous.methods.readout import View
 from vitreous.methods.spelling import cost_of
 from vitreous.methods.twoscale import standardised
-from vitreous.methods.view import View
 from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.runner import ModelRunner
 from vitreous.targets import Probability

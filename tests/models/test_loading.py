@@ -18,8 +18,9 @@ from timm.models import save_for_hf
 from loading_models import error_of, same_weights
 from time_limit import one_minute
 from vitreous.errors import ModelError
-from vitreous.models import fingerprint, list_models, load_model
-from vitreous.models.text_models import load_text_model
+from vitreous.models import list_models, load_model
+from vitreous.models import loaded as loaded_models
+from vitreous.models.hf_models import load_text_model
 
 TINY = "test_vit"
 TINY_SIZE = 160
@@ -73,11 +74,11 @@ def test_fingerprint_follows_the_weights():
 
 def test_runs_are_told_apart_by_what_torch_does_not_count_as_well():
     network = load_model(f"timm/{TINY}@random").model
-    found = {fingerprint.fingerprint_of(network)}
+    found = {loaded_models.fingerprint_of(network)}
     network.blocks[0].mlp.fc1.weight.data.mul_(2)
-    found.add(fingerprint.fingerprint_of(network))
+    found.add(loaded_models.fingerprint_of(network))
     network.blocks[0].attn.scale *= 2
-    found.add(fingerprint.fingerprint_of(network))
+    found.add(loaded_models.fingerprint_of(network))
     assert len(found) == 3
 
 
@@ -85,7 +86,7 @@ def test_fingerprint_is_worked_out_once(monkeypatch):
     loaded = load_model(f"timm/{TINY}@random")
     before = loaded.fingerprint
     loaded.model(torch.zeros(1, 3, TINY_SIZE, TINY_SIZE))
-    monkeypatch.setattr(fingerprint, "fingerprint_of", None)  # would fail if it were asked
+    monkeypatch.setattr(loaded_models, "fingerprint_of", None)  # would fail if it were asked
     assert loaded.fingerprint == replace(loaded, name="other").fingerprint == before
 
 

@@ -14,7 +14,7 @@ from evaluations import PROTOCOL, write_photos
 from loading_models import error_of, same_weights
 from vitreous.cli import app
 from vitreous.errors import MissingDependencyError, VitreousError
-from vitreous.models import hub, load_model
+from vitreous.models import checkpoints, load_model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 8}
 
@@ -98,7 +98,7 @@ def test_settings_of_a_timm_model_that_cannot_be_read_are_not_replaced(hf, tmp_p
 def cached(hf, tmp_path, monkeypatch):
     """A repository that an earlier download left in the cache, on a machine without network."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("vitreous.models.hub.is_reachable", lambda: False)
+    monkeypatch.setattr("vitreous.models.checkpoints.is_reachable", lambda: False)
     repository, commit = tmp_path / "models--some--vit", "0" * 40
     save_classifier(hf, repository / "snapshots" / commit, num_labels=4)
     (repository / "refs").mkdir()
@@ -126,7 +126,7 @@ def test_online_the_hub_tells_whether_there_is_a_processor(cached, monkeypatch, 
         return answer
 
     monkeypatch.setattr("huggingface_hub.file_exists", file_exists)
-    assert (hub.has_file("some/vit", "preprocessor_config.json", offline=False) is False) == absent
+    assert (checkpoints.has_file("some/vit", "preprocessor_config.json", offline=False) is False) == absent
 
 
 @pytest.mark.parametrize(

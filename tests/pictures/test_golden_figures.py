@@ -6,7 +6,7 @@ import pytest
 from PIL import Image, ImageChops
 
 from golden_figures import FIGURES, FOLDER, drawn
-from vitreous.pictures import colours
+from vitreous.pictures import style as colours
 
 # Root mean square over pixels and channels, of 255, after averaging 8 x 8 pixels: versions of matplotlib and FreeType
 # place and shade the edges of letters differently, which averaging hides. Letters without hinting give up to 3.1, a

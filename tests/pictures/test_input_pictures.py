@@ -14,9 +14,9 @@ from small_models import golden_model
 from vitreous.errors import InputError, VitreousError
 from vitreous.explanation.explanation import Explanation
 from vitreous.models import LoadedModel, Preprocessing
-from vitreous.models.display_images import STRETCHED, UNDONE, display_images, given_pictures
+from vitreous.models.pixels import STRETCHED, UNDONE, display_images, given_pictures
 from vitreous.pictures import comparison_figure, depth_strip, strips_figure, token_transformation, transformation_figure
-from vitreous.pictures.comparison import comparison
+from vitreous.pictures.base_image import comparison
 from vitreous.pictures.figures import Shown
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -10,10 +10,9 @@ from PIL import Image
 
 from vitreous.errors import InputError, MethodError
 from vitreous.explanation.explanation import Explanation, ExplanationError
-from vitreous.pictures.base_image import BaseImage
-from vitreous.pictures.captions import class_caption, font, short_names, wrap
-from vitreous.pictures.colours import colour, overlay
-from vitreous.pictures.comparison import comparison
+from vitreous.pictures.base_image import BaseImage, comparison
+from vitreous.pictures.canvas import class_caption, font, short_names, wrap
+from vitreous.pictures.style import colour, overlay
 
 LONG = "gradtoken:propagation=rollout_elementwise,heads=average"
 
@@ -183,7 +182,7 @@ class TestCaptions:
 
 def test_drawing_does_not_import_pyplot():
     program = (
-        "import sys, numpy as np; from PIL import Image; from vitreous.pictures.colours import overlay\n"
+        "import sys, numpy as np; from PIL import Image; from vitreous.pictures.style import overlay\n"
         "overlay(Image.new('RGB', (4, 4)), np.zeros((4, 4)), signed=True)\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )

@@ -20,7 +20,6 @@ from vitreous.evaluation.runner.prepare_run import expand_methods
 from vitreous.methods.spelling import cost_of, parse
 from vitreous.speed import SpeedRow, measure_speed
 from vitreous.speed.measuring import SPEED_METHODS
-from vitreous.speed.rows import ratio_of
 from vitreous.speed.timing import (
     CountedLimit,
     Limit,
@@ -30,6 +29,7 @@ from vitreous.speed.timing import (
     limit_of,
     one_thread,
     peak_memory,
+    ratio_of,
     seconds_of,
     time_in_turn,
     whole_pass,

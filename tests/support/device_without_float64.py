@@ -92,7 +92,7 @@ def device_without_float64() -> Iterator[torch.device]:
 
     with (
         patch.multiple(torch, **{name: of(name) for name in there}),
-        patch("vitreous._utils.tensors._WITHOUT_FLOAT64", frozenset({DEVICE.type})),
+        patch("vitreous._utils.torch_state._WITHOUT_FLOAT64", frozenset({DEVICE.type})),
         _Device(),
     ):
         yield DEVICE

@@ -18,8 +18,8 @@ from PIL import Image
 import forked
 from forked import Forked
 from vitreous._utils.storage import CHECKSUM, sealed
-from vitreous.evaluation.store.run import ModelChoice, Run
-from vitreous.evaluation.store.store import Store
+from vitreous.evaluation.run import ModelChoice, Run
+from vitreous.evaluation.store import Store
 
 PROTOCOL = "chefer-2021-segmentation"
 METHODS = ("gae", "rollout")

@@ -11,8 +11,8 @@ import pyarrow as pa
 from evaluations import some_run
 from vitreous.evaluation.protocols import Protocol
 from vitreous.evaluation.report.results import Results
-from vitreous.evaluation.store.files import schema_of
-from vitreous.evaluation.store.store import Store
+from vitreous.evaluation.run import schema_of
+from vitreous.evaluation.store import Store
 from vitreous.evaluation.tasks.task import ImageTask
 from vitreous.metrics.metric import Metric
 

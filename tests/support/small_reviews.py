@@ -13,7 +13,7 @@ import torch
 
 from small_text_models import build, small_tokenizer
 from vitreous.datasets import Review
-from vitreous.models.text_models import LoadedTextModel
+from vitreous.models.hf_models import LoadedTextModel
 
 SPOKEN = ("good", "bad", "film", "story", "the", "was", "not", "unbelievably", "very", ",", ".", "!")
 

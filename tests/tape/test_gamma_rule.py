@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import vitreous
 from small_models import largest_difference, random_images, small_vit
 from vitreous.errors import MethodError
-from vitreous.speed.peers.lxt import LXT
+from vitreous.speed.peers import LXT
 from vitreous.tape.rules import RULES, own_rules
-from vitreous.tape.rules.calls import EmbeddingCall, LinearCall
-from vitreous.tape.rules.gamma import gamma_rule
+from vitreous.tape.rules.gradient_rules import EmbeddingCall, LinearCall
+from vitreous.tape.rules.lrp import gamma_rule
 
 # Float64: sums of some dozens of terms in another order.
 SAME = {"rtol": 1e-11, "atol": 1e-12}

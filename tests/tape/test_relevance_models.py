@@ -14,7 +14,7 @@ from vitreous.architecture import find_architecture
 from vitreous.speed.timing import one_thread
 from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record
 from vitreous.tape.rules import RULES
-from vitreous.tape.rules.calls import EmbeddingCall, LinearCall, SumCall
+from vitreous.tape.rules.gradient_rules import EmbeddingCall, LinearCall, SumCall
 
 ALL = ["transattr", "plrp", "lrp_rollout", "lrp", "lrp:rules=ours", "abslrp", "abslrp:shortcut=share"]
 CHEFER = ALL[:5]

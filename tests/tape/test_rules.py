@@ -18,13 +18,13 @@ from literal.ruled import run_under
 from small_models import golden_model, largest_difference, random_images, randomise, small_vit
 from vitreous.errors import MethodError
 from vitreous.methods import method_info
-from vitreous.speed.peers.lxt import LXT
+from vitreous.speed.peers import LXT
 from vitreous.speed.timing import one_thread
 from vitreous.tape.attention import AttentionRecord, attend_fused, plain_gradients
-from vitreous.tape.recording import torch_functions as ops
+from vitreous.tape.recording import interception as ops
 from vitreous.tape.rules import RULES
 from vitreous.tape.rules.autograd import ActiveRule, Product
-from vitreous.tape.rules.calls import ElementwiseCall
+from vitreous.tape.rules.gradient_rules import ElementwiseCall
 from whole_maps import all_token_scores
 
 EXACT = 1e-10

@@ -26,7 +26,7 @@ from vitreous._utils.defaults import PAPERS
 from vitreous._utils.storage import StorageError
 from vitreous.errors import InputError, MethodError, ModelError, TargetError, UnsupportedModelError
 from vitreous.explanation.prediction import ExplanationError
-from vitreous.models.text_models import load_text_model
+from vitreous.models.hf_models import load_text_model
 from vitreous.speed.timing import one_thread
 
 
@@ -405,7 +405,7 @@ class TestRefusals:
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text("abc")
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-        monkeypatch.setattr("vitreous.models.hub.is_reachable", lambda: False)
+        monkeypatch.setattr("vitreous.models.checkpoints.is_reachable", lambda: False)
         with pytest.raises(ModelError, match=r"^hf/someone/classifier: there is no tokenizer beside the weights"):
             load_text_model("hf/someone/classifier")
 
@@ -440,7 +440,7 @@ class TestRefusals:
 
     def test_without_network_in_one_sentence(self, monkeypatch, tmp_path):
         monkeypatch.setenv("HF_HOME", str(tmp_path))
-        monkeypatch.setattr("vitreous.models.hub.is_reachable", lambda: False)
+        monkeypatch.setattr("vitreous.models.checkpoints.is_reachable", lambda: False)
         with pytest.raises(ModelError, match=r"not on this machine and the model hub cannot be reached") as caught:
             load_text_model("hf/nobody/has-this-model")
         assert "\n" not in str(caught.value)

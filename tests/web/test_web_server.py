@@ -26,7 +26,7 @@ from gradio_client.utils import QueueError
 
 from running_server import TINY, running_server
 from vitreous.errors import ModelError
-from vitreous.web import gradio_env
+from vitreous.web import server as gradio_env
 from vitreous.web.image_service import ImageService
 from vitreous.web.jobs import Job
 from vitreous.web.models import ModelCache
@@ -95,12 +95,12 @@ def test_a_server_leaves_gradio_unchanged_and_restores_the_environment(monkeypat
 def test_the_environment_is_restored_when_the_last_page_ends(monkeypatch, tmp_path):
     monkeypatch.setenv("GRADIO_TEMP_DIR", "/of/another/app")
     first, second = tmp_path / "first", tmp_path / "second"
-    gradio_env.acquire(first)
-    gradio_env.acquire(second)
-    gradio_env.release(first)
-    gradio_env.release(first)  # closed twice
+    gradio_env.acquire_environment(first)
+    gradio_env.acquire_environment(second)
+    gradio_env.release_environment(first)
+    gradio_env.release_environment(first)  # closed twice
     assert os.environ["GRADIO_TEMP_DIR"] == str(second)
-    gradio_env.release(second)
+    gradio_env.release_environment(second)
     assert os.environ["GRADIO_TEMP_DIR"] == "/of/another/app"
 
 

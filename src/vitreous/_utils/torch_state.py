@@ -1,16 +1,4 @@
-"""Restore torch's global state after a public function, even if Ctrl-C interrupts a context manager.
-
-Grad mode, inference mode, autocast, function modes and global module hooks are changed by context managers written in
-Python, including torch's own. An interrupt at the start of ``__exit__`` leaves the change in place. So the state is
-compared and restored where a public function returns or raises.
-
-It is restored by two nested ``with`` statements: if an interrupt prevents the first, the second restores the state; if
-it arrives during the second, the first is done. Restoring is idempotent.
-
-An interrupt in the exit of a generator-based context manager leaves the generator suspended, kept alive by the
-traceback. When the traceback is dropped, the rest of the generator runs and changes the state again. So the frames of
-an interrupt's traceback are cleared first. Other exceptions keep their frames for debuggers.
-"""
+"""Torch helpers: float64 on any device, and the global state of torch that a call leaves as it found it."""
 
 from __future__ import annotations
 
@@ -23,9 +11,56 @@ from traceback import clear_frames
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
+import numpy as np
 import torch
-from torch import _C
+from numpy.typing import NDArray
+from torch import _C, Tensor, nn
 from torch.nn.modules import module as torch_module
+
+HALF = (torch.float16, torch.bfloat16)
+EXACT = (torch.float32, torch.float64)
+_WITHOUT_FLOAT64 = frozenset({"mps"})
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether a device supports float64."""
+    return device.type not in _WITHOUT_FLOAT64
+
+
+def in_float64(values: Tensor) -> Tensor:
+    """Convert to float64, on the CPU if the device does not support it."""
+    return (values if has_float64(values.device) else values.cpu()).double()
+
+
+def float64_array(values: Tensor) -> NDArray[np.float64]:
+    """Convert to a float64 array."""
+    found: NDArray[np.float64] = in_float64(values).cpu().numpy()
+    return found
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Convert half precision to float32; other dtypes are unchanged."""
+    return values.float() if values.dtype in HALF else values
+
+
+_PLAIN_TYPES = (Tensor, nn.Parameter)
+
+
+def special_kind(tensor: Tensor) -> str | None:
+    """Return the kind of a tensor whose values cannot be read directly, with its article; None for plain tensors."""
+    if tensor.is_nested:
+        return "a nested"
+    if tensor.layout != torch.strided:
+        return "a sparse"
+    if tensor.is_quantized:
+        return "a quantised"
+    return "a meta" if is_meta(tensor) else None
+
+
+def is_meta(tensor: Tensor) -> bool:
+    """Whether a tensor is on the meta device; a subclass that reports it may store its values elsewhere."""
+    return tensor.is_meta and type(tensor) in _PLAIN_TYPES
+
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from vitreous._utils.defaults import AUTO, CANDIDATES, DEFAULT_METHODS, RUNNERS_UP
 from vitreous._utils.messages import short_repr, warn_caller
-from vitreous._utils.tensors import float64_array
-from vitreous._utils.torch_state import preserves_torch_state
+from vitreous._utils.torch_state import float64_array, preserves_torch_state
 from vitreous.api.run_methods import run_on_images
 from vitreous.api.runs import RawResult, RunSettings, try_methods, unchanged_since_now
 from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evaluation
@@ -35,10 +34,9 @@ from vitreous.methods import list_methods
 from vitreous.methods.spelling import Recipe, parse
 from vitreous.metrics.sanity import spearman
 from vitreous.models import LoadedModel, Preprocessing
-from vitreous.models.display_images import DisplayImages, display_images
 from vitreous.models.dual_encoder import find_dual_encoder
 from vitreous.models.loaded import with_resolved_outputs
-from vitreous.models.pixels import Images, Model, find_model, find_pixels
+from vitreous.models.pixels import DisplayImages, Images, Model, display_images, find_model, find_pixels
 from vitreous.models.prompt_target import embed_prompts, holds_prompts
 from vitreous.models.wrap_model import called_by, known_class_names
 from vitreous.tape.output import OutputReader

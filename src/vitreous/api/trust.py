@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from vitreous._utils.defaults import AUTO
 from vitreous._utils.messages import warn_caller
-from vitreous._utils.tensors import at_least_float32, float64_array
-from vitreous._utils.torch_state import preserves_torch_state
+from vitreous._utils.torch_state import at_least_float32, float64_array, preserves_torch_state
 from vitreous.api.explain import black_pixel, declared_outputs, explain, find_recipes, module_of, network_of, stage_of
 from vitreous.api.run_methods import run_on_images
 from vitreous.api.runs import RunSettings

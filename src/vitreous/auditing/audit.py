@@ -22,11 +22,11 @@ from vitreous.errors import RunError
 from vitreous.evaluation.engines import ProgressCallback, SilentProgress
 from vitreous.evaluation.evaluate import compute
 from vitreous.evaluation.options import EvaluateOptions, resolve_options
-from vitreous.evaluation.protocols.registry import AUDIT_MAPS
+from vitreous.evaluation.protocols import AUDIT_MAPS
+from vitreous.evaluation.run import Run, hash_of
 from vitreous.evaluation.runner.measure import EvaluationContext
 from vitreous.evaluation.runner.prepare_run import Model, expand_methods, prepare_run
-from vitreous.evaluation.store.run import Run, hash_of
-from vitreous.evaluation.store.store import Store, read_manifest
+from vitreous.evaluation.store import Store, read_manifest
 from vitreous.models import LoadedModel
 from vitreous.plugin import load_plugins
 

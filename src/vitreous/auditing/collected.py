@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitreous.errors import RunError
-from vitreous.evaluation.store.store import Store
+from vitreous.evaluation.store import Store
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import float64_array
+from vitreous._utils.torch_state import float64_array
 from vitreous.auditing.collected import Bools, Collected, Floats, Ints
 from vitreous.auditing.suspicions import Suspicion
 from vitreous.datasets.dataset import Review

@@ -25,7 +25,7 @@ from vitreous.datasets.dataset import Review
 from vitreous.errors import VitreousError
 from vitreous.html.page import picture, render
 from vitreous.models import LoadedModel
-from vitreous.pictures.colours import overlay
+from vitreous.pictures.style import overlay
 
 _SIDE = 160  # pixels of an example
 _OUTLINE = (255, 255, 255)

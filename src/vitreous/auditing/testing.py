@@ -16,8 +16,8 @@ from vitreous._utils.storage import write_text
 from vitreous.auditing.collected import Collected, Floats
 from vitreous.auditing.interventions import Effects, Interventions, InterventionSettings
 from vitreous.auditing.suspicions import SHORTCUTS, Suspicion
+from vitreous.evaluation.run import hash_of
 from vitreous.evaluation.statistics import means_interval
-from vitreous.evaluation.store.run import hash_of
 
 _EXACT = 12  # pairs up to which all signs are tried
 _SIGNS = 9999

@@ -12,10 +12,10 @@ _MOVED = {
     "evaluation": "vitreous.evaluation.evaluate",
     "measuring": "vitreous.evaluation.runner.measure",
     "results": "vitreous.evaluation.report.results",
-    "run": "vitreous.evaluation.store.run",
+    "run": "vitreous.evaluation.run",
     "starting": "vitreous.evaluation.runner.prepare_run",
     "statistics": "vitreous.evaluation.statistics",
-    "store": "vitreous.evaluation.store.store",
+    "store": "vitreous.evaluation.store",
     "summary": "vitreous.evaluation.report.results",
     "tables": "vitreous.evaluation.report.tables",
 }

@@ -1,4 +1,9 @@
-"""``vitreous evaluate`` and ``vitreous report``: measure methods under a protocol, and write the results."""
+"""``vitreous evaluate`` and ``vitreous report``: measure methods under a protocol, and write the results.
+
+``vitreous recommend``: measure methods on a sample of images and recommend one per purpose.
+
+``vitreous audit``: examine what a model relies on over a data set, and write the findings.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +20,18 @@ from rich.markup import escape
 from vitreous._utils.defaults import split_spellings
 from vitreous._utils.storage import expanded
 from vitreous.cli.console import (
+    METHODS_HELP,
+    DebugOption,
+    DeviceOption,
     EvaluationProgress,
     ExitCode,
+    ImageSizeOption,
+    JsonOption,
+    MeanOption,
+    StageOption,
+    StdOption,
+    parse_channels,
+    parse_image_size,
     plain_warnings,
     print_error,
     print_json,
@@ -27,24 +42,15 @@ from vitreous.cli.console import (
     stdout_to_stderr,
     steps,
 )
-from vitreous.cli.options import (
-    METHODS_HELP,
-    DebugOption,
-    DeviceOption,
-    ImageSizeOption,
-    JsonOption,
-    MeanOption,
-    StageOption,
-    StdOption,
-    parse_channels,
-    parse_image_size,
-)
 from vitreous.evaluation.options import EvaluateOptions, Option, list_options
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
+    from vitreous.evaluation.recommend import Figures, Recommendation
     from vitreous.evaluation.report.results import Results
+
 
 PublishedOption = Annotated[
     bool, typer.Option("--published", help="Also show the numbers published for the protocol, in a separate table.")
@@ -139,7 +145,7 @@ def evaluate(
 
     import vitreous  # noqa: PLC0415  # these import torch
     from vitreous.evaluation.protocols import find_protocol  # noqa: PLC0415
-    from vitreous.evaluation.store.run import ModelChoice  # noqa: PLC0415
+    from vitreous.evaluation.run import ModelChoice  # noqa: PLC0415
 
     options["plugins"] = tuple(options["plugins"] or ())
     name = model or ("demo" if find_protocol(protocol).prompt is None else "demo-clip")
@@ -249,3 +255,160 @@ def report(
     file = folder / "report.html" if out is None else expanded(out)
     write_text(file, text)
     print_line(stdout_console(), f"report: {file}")
+
+
+def recommend(
+    *,
+    model: Annotated[str, typer.Argument(help="A model by name: demo, timm/NAME, timm/NAME@FILE, hf/ID or hf/FOLDER.")],
+    data: Annotated[str, typer.Argument(help="A folder of images, or KIND:PATH, see `vitreous datasets`.")],
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--methods", "--method", help=METHODS_HELP, show_default="the candidates of --methods auto"),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=2, help="Number of images: a stratified sample, or a random one without labels.")
+    ] = 16,
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder of all runs, one subfolder per run.")] = Path(
+        "vitreous-runs"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample.")] = 0,
+    image_size: ImageSizeOption = None,
+    device: DeviceOption = "cpu",
+    as_json: JsonOption = False,
+    _debug: DebugOption = False,
+) -> None:
+    """Measure methods on a sample of your images and recommend one for each purpose.
+
+    A method is recommended only if it beats the controls. The same command resumes an interrupted run.
+    """
+    import vitreous  # noqa: PLC0415  # these import torch
+    from vitreous.evaluation.run import ModelChoice  # noqa: PLC0415
+
+    console = stderr_console()
+    with plain_warnings(console), EvaluationProgress(console) as progress:
+        found = vitreous.recommend(
+            ModelChoice(model, image_size=parse_image_size(image_size), device=device),
+            data,
+            split_spellings(methods) if methods else None,
+            limit=limit,
+            out=out,
+            seed=seed,
+            progress=progress,
+        )
+    if as_json:
+        print_json(found.as_dict())
+        return
+    output = stdout_console()
+    output.print(_table(found))
+    for line in str(found).splitlines():
+        print_line(output, line)
+    print_line(output, f"report with curves and images: vitreous report {found.folder}", "dim")
+
+
+def _table(found: Recommendation) -> Table:
+    from rich.table import Table  # noqa: PLC0415
+
+    names = list(found.rows[0].metrics)
+    table = Table(title=f"{found.model}, {found.photos} images", title_justify="left")
+    table.add_column("method", no_wrap=True)
+    for name in (*names, "x forward"):
+        table.add_column(name)
+    for row in found.rows:
+        label = f"{row.method} (control)" if row.control else row.method
+        cost = "" if row.cost is None else f"{row.cost:.1f}"
+        table.add_row(label, *(_cell(row, name) for name in names), cost)
+    return table
+
+
+def _cell(row: Figures, metric: str) -> str:
+    one = row.metrics[metric]
+    digits = 2 if abs(one.mean) <= 1 else 1  # correlations
+    return f"{one.mean:.{digits}f} [{one.low:.{digits}f}, {one.high:.{digits}f}]"
+
+
+@with_evaluate_options(before="examples", without=("controls",))
+def audit(
+    *,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model by name: demo, timm/NAME, timm/NAME@FILE, hf/ID, hf/FOLDER.")
+    ],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="The data set as KIND:PATH, see `vitreous datasets`.")],
+    method: Annotated[str, typer.Option(help="The method whose maps are examined.")] = "twoscale",
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder of all audits, one subfolder per audit.")] = Path(
+        "vitreous-audits"
+    ),
+    alpha: Annotated[float, typer.Option(help="False discovery rate over all tests.")] = 0.05,
+    effect: Annotated[
+        float,
+        typer.Option(
+            help="Smallest part of predictions that must change for a finding, beyond that of the comparison."
+        ),
+    ] = 0.15,
+    photos: Annotated[int, typer.Option(min=2, help="Photos per suspicion that are intervened on at most.")] = 32,
+    suspicions: Annotated[int, typer.Option(min=1, help="Suspicions that are tested at most.")] = 40,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    image_size: ImageSizeOption = None,
+    stage: StageOption = None,
+    device: DeviceOption = "cpu",
+    examples: Annotated[int, typer.Option(min=0, help="Photos shown per finding in the HTML report.")] = 6,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-on",
+            metavar="NAME=NUMBER",
+            help="Exit with code 1 if a figure is above a limit: findings, observations (numbers of them), removed, "
+            "pasted (part of predictions that the strongest finding changes), decided (part of all predictions).",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    _debug: DebugOption = False,
+    **options: Unpack[EvaluateOptions],
+) -> None:
+    """Audit a model on a data set: what it relies on besides the object, each suspicion tested by intervention.
+
+    An interrupted audit is resumed by the same command. Exit code: 0 if done, 1 if a limit of --fail-on is exceeded, 2
+    if nothing could be done.
+    """
+    channel_mean, channel_std = parse_channels(mean, "--mean"), parse_channels(std, "--std")
+    size = parse_image_size(image_size)
+
+    import vitreous  # noqa: PLC0415  # these import torch
+    from vitreous.auditing.audit import parse_limits  # noqa: PLC0415
+    from vitreous.auditing.report import write_reports  # noqa: PLC0415
+    from vitreous.evaluation.run import ModelChoice  # noqa: PLC0415
+
+    limits = parse_limits(fail_on or ())
+    options["plugins"] = tuple(options["plugins"] or ())
+    choice = ModelChoice(model, channel_mean, channel_std, size, device, stage=stage)
+    console = stderr_console()
+    output = stdout_to_stderr() if options["engine"] == "ray" else nullcontext()  # Ray prints on standard output
+    with output, plain_warnings(console), EvaluationProgress(console) as progress:
+        found = vitreous.audit(
+            choice,
+            data,
+            method=method,
+            out=out,
+            alpha=alpha,
+            effect=effect,
+            photos=photos,
+            suspicions=suspicions,
+            progress=progress,
+            **options,
+        )
+    for name, reason in found.collected.failures[:5]:
+        print_warning(f"{name}: {reason}", console)
+    with steps(console, "writing the report"):
+        files = write_reports(found, examples=examples)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        for each in found.findings:
+            print_line(stdout_console(), found.sentence(each))
+        tested = f"{len(found.tested)} suspicions tested on {len(found.collected)} photos"
+        print_line(stdout_console(), f"{len(found.findings)} findings; {tested}")
+        print_line(stdout_console(), f"report: {files['html']}")
+    exceeded = found.exceeded(limits)
+    if exceeded:
+        print_error(f"--fail-on: {', '.join(exceeded)}", console)
+        raise typer.Exit(ExitCode.SOME_FAILED)

@@ -15,18 +15,9 @@ from rich.text import Text
 from vitreous._utils.defaults import DEFAULT_METHODS, split_spellings
 from vitreous._utils.storage import expanded
 from vitreous.cli.console import (
-    ExitCode,
-    one_line,
-    print_json,
-    print_line,
-    print_pictures,
-    shows_pictures,
-    stderr_console,
-    stdout_console,
-)
-from vitreous.cli.options import (
     DebugOption,
     DeviceOption,
+    ExitCode,
     ImageSizeOption,
     JsonOption,
     MeanOption,
@@ -39,9 +30,16 @@ from vitreous.cli.options import (
     TargetOption,
     check_prompts,
     check_target_or_topk,
+    one_line,
     parse_channels,
     parse_html_path,
     parse_image_size,
+    print_json,
+    print_line,
+    print_pictures,
+    shows_pictures,
+    stderr_console,
+    stdout_console,
 )
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from vitreous.methods.spelling import parse
 from vitreous.models import demo, load_model
 from vitreous.models.dual_encoder import load_dual_encoder
 from vitreous.models.loaded import LoadedModel, with_outputs
-from vitreous.pictures.comparison import comparison
+from vitreous.pictures.base_image import comparison
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

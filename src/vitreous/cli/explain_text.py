@@ -13,9 +13,7 @@ from rich.text import Text
 import vitreous
 from vitreous._utils.defaults import split_spellings
 from vitreous._utils.storage import write_text
-from vitreous.cli.console import one_line, plain_warnings, print_json, print_line, stderr_console, stdout_console, steps
-from vitreous.cli.explain import class_as_json
-from vitreous.cli.options import (
+from vitreous.cli.console import (
     DebugOption,
     DeviceOption,
     JsonOption,
@@ -24,8 +22,16 @@ from vitreous.cli.options import (
     TargetOption,
     TextMethodOption,
     check_target_or_topk,
+    one_line,
     parse_html_path,
+    plain_warnings,
+    print_json,
+    print_line,
+    stderr_console,
+    stdout_console,
+    steps,
 )
+from vitreous.cli.explain import class_as_json
 from vitreous.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,7 +77,7 @@ def explain_text(
     contents = [_read_text(text) for text in texts]
 
     from vitreous.inputs.target_objects import parse_target  # noqa: PLC0415  # these import torch
-    from vitreous.models.text_models import load_text_model  # noqa: PLC0415
+    from vitreous.models.hf_models import load_text_model  # noqa: PLC0415
     from vitreous.plugin import load_plugins  # noqa: PLC0415
 
     load_plugins(plugin or [])
@@ -106,7 +112,7 @@ def _read_text(argument: str) -> str:
 
 def _print_texts(explanation: TextExplanation, console: Console, by: WordScore) -> None:
     """Print the predictions for each text, then the text once per method and class."""
-    from vitreous.pictures.captions import NOT_SHOWN  # noqa: PLC0415  # imports numpy and Pillow
+    from vitreous.pictures.canvas import NOT_SHOWN  # noqa: PLC0415  # imports numpy and Pillow
 
     for index in range(len(explanation)):
         predictions = [
@@ -127,7 +133,7 @@ def _print_texts(explanation: TextExplanation, console: Console, by: WordScore) 
 
 
 def _coloured(explanation: TextExplanation, method: str, index: int, number: int, by: WordScore) -> Text:
-    from vitreous.pictures.colours import word_colour  # noqa: PLC0415  # imports numpy
+    from vitreous.pictures.style import word_colour  # noqa: PLC0415  # imports numpy
 
     scores = explanation.display_scores(method, index, number, by=by).tolist()
     text = Text()

@@ -13,9 +13,7 @@ from rich.text import Text
 from vitreous._utils.defaults import DEFAULT_OPACITY, PAPERS, split_spellings
 from vitreous._utils.messages import close_match
 from vitreous._utils.storage import expanded
-from vitreous.cli.console import plain_warnings, print_line, stderr_console, stdout_console
-from vitreous.cli.console import steps as show_steps
-from vitreous.cli.options import (
+from vitreous.cli.console import (
     METHOD_HELP,
     DebugOption,
     DeviceOption,
@@ -30,7 +28,12 @@ from vitreous.cli.options import (
     check_target_or_topk,
     parse_channels,
     parse_image_size,
+    plain_warnings,
+    print_line,
+    stderr_console,
+    stdout_console,
 )
+from vitreous.cli.console import steps as show_steps
 from vitreous.errors import InputError
 
 

@@ -28,10 +28,8 @@ from vitreous.models import LoadedModel, load_model
 from vitreous.models.dual_encoder import load_dual_encoder
 from vitreous.models.loaded import with_outputs
 from vitreous.pictures import Look
-from vitreous.pictures.canvas import Canvas, check_format
-from vitreous.pictures.captions import class_caption
+from vitreous.pictures.canvas import Canvas, check_format, class_caption
 from vitreous.pictures.charts import curves_figure, dataset_curves_figure, layer_curve_figure
-from vitreous.pictures.colours import colour_map
 from vitreous.pictures.curves import By, perturbation_curves
 from vitreous.pictures.figures import (
     Shown,
@@ -51,7 +49,7 @@ from vitreous.pictures.strips import (
     start_layer_strip,
     token_transformation,
 )
-from vitreous.pictures.style import page_style
+from vitreous.pictures.style import colour_map, page_style
 
 _CLASSES = 3  # default number of classes of the figure that compares them
 _STEPS, _FRAMES = 10, 5  # default numbers of steps of curves and of filmstrips

@@ -19,15 +19,6 @@ from rich.text import Text
 from vitreous._utils.defaults import PLUGIN_ENTRY_POINTS, split_spellings
 from vitreous._utils.messages import close_match
 from vitreous.cli.console import (
-    json_values,
-    plain_warnings,
-    print_json,
-    print_line,
-    stderr_console,
-    stdout_console,
-    steps,
-)
-from vitreous.cli.options import (
     DebugOption,
     DeviceOption,
     ImageSizeOption,
@@ -35,8 +26,15 @@ from vitreous.cli.options import (
     MeanOption,
     PluginOption,
     StdOption,
+    json_values,
     parse_channels,
     parse_image_size,
+    plain_warnings,
+    print_json,
+    print_line,
+    stderr_console,
+    stdout_console,
+    steps,
 )
 from vitreous.errors import MethodError
 
@@ -121,8 +119,8 @@ def build_methods() -> list[dict[str, Any]]:
 
 
 def _build_aggregations() -> list[dict[str, Any]]:
-    from vitreous.methods.aggregation import AGGREGATIONS  # noqa: PLC0415  # these import torch
-    from vitreous.methods.options import options_of  # noqa: PLC0415
+    from vitreous.methods.registry import options_of  # noqa: PLC0415
+    from vitreous.methods.spelling import AGGREGATIONS  # noqa: PLC0415  # these import torch
 
     return [
         {"name": name, "summary": _summary(make), "options": _options_as_json(options_of(make))}

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from vitreous._utils.defaults import split_spellings
 from vitreous._utils.storage import expanded
-from vitreous.cli.console import one_line, plain_warnings, print_json, print_line, stderr_console, stdout_console, steps
-from vitreous.cli.options import (
+from vitreous.cli.console import (
     METHOD_HELP,
     DebugOption,
     DeviceOption,
@@ -21,8 +20,15 @@ from vitreous.cli.options import (
     MeanOption,
     PluginOption,
     StdOption,
+    one_line,
     parse_channels,
     parse_image_size,
+    plain_warnings,
+    print_json,
+    print_line,
+    stderr_console,
+    stdout_console,
+    steps,
 )
 
 if TYPE_CHECKING:

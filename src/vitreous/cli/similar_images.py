@@ -23,8 +23,7 @@ from vitreous.methods.spelling import parse
 from vitreous.models.dual_encoder import load_dual_encoder
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.loading import load_model
-from vitreous.pictures.colours import overlay
-from vitreous.pictures.style import font
+from vitreous.pictures.style import font, overlay
 from vitreous.pictures.tiles import Row, Tile, tiled
 
 _MATCH_METHOD = "decompx:layer=-1"

@@ -14,14 +14,26 @@ from rich.text import Text
 
 from vitreous._utils.defaults import split_spellings
 from vitreous._utils.storage import expanded
-from vitreous.cli.console import plain_warnings, print_json, print_line, stderr_console, stdout_console, steps
-from vitreous.cli.options import METHODS_HELP, DebugOption, DeviceOption, JsonOption, PluginOption, parse_image_size
+from vitreous.cli.console import (
+    METHODS_HELP,
+    DebugOption,
+    DeviceOption,
+    JsonOption,
+    PluginOption,
+    parse_image_size,
+    plain_warnings,
+    print_json,
+    print_line,
+    stderr_console,
+    stdout_console,
+    steps,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from vitreous.speed.request import Measured
-    from vitreous.speed.rows import SpeedRow
+    from vitreous.speed.timing import SpeedRow
 
 _RANDOM = "@random"
 _ABBREVIATIONS = {" forward": "F", " backward": "B", " (from block ": "@", ")": ""}

@@ -2,7 +2,7 @@
 
 from vitreous.datasets.dataset import DataSet, Review, Sample, Shuffled, Stratified, list_datasets, open_dataset
 from vitreous.datasets.eraser_movies import read_movies
-from vitreous.datasets.mosaics import Mosaics
+from vitreous.datasets.folders import Mosaics
 from vitreous.errors import DataError
 
 __all__ = [

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from vitreous._utils.messages import error_message
 from vitreous.errors import MissingDependencyError, VitreousError
+from vitreous.evaluation.run import Run, RunError, Shard
 from vitreous.evaluation.runner.measure import EvaluationContext, compute_shard, open_context
-from vitreous.evaluation.store.run import Run, RunError, Shard
-from vitreous.evaluation.store.store import Claim, Store
+from vitreous.evaluation.store import Claim, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,7 +16,7 @@ from vitreous.evaluation.protocols import Protocol
 from vitreous.evaluation.report.results import Results
 from vitreous.evaluation.runner.measure import EvaluationContext
 from vitreous.evaluation.runner.prepare_run import WHITE_BOX, Model, prepare_run
-from vitreous.evaluation.store.store import Store
+from vitreous.evaluation.store import Store
 
 
 @preserves_torch_state

@@ -27,10 +27,10 @@ from vitreous.evaluation.engines import ProgressCallback
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.protocols import Protocol
 from vitreous.evaluation.report.results import Results, counted_values
+from vitreous.evaluation.run import ModelChoice
 from vitreous.evaluation.runner.measure import load
 from vitreous.evaluation.runner.prepare_run import Model
 from vitreous.evaluation.statistics import Estimate, estimates, paired
-from vitreous.evaluation.store.run import ModelChoice
 from vitreous.evaluation.tasks.faithfulness import FillingCurves, PixelFilling, ShiftStability
 from vitreous.evaluation.tasks.segmentation import Segmentation
 from vitreous.methods import is_control

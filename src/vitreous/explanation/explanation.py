@@ -30,7 +30,7 @@ from vitreous.explanation.views import (
     look_with,
     sliced,
 )
-from vitreous.models.display_images import ADVICE, given_pictures
+from vitreous.models.pixels import ADVICE, given_pictures
 
 if TYPE_CHECKING:
     import os
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from vitreous.inputs.outputs import OutputActivation
     from vitreous.inputs.patch_geometry import PatchGeometry
     from vitreous.inputs.target import Target
-    from vitreous.models.display_images import Channels, Drawable, Photo
+    from vitreous.models.pixels import Channels, Drawable, Photo
     from vitreous.models.preprocessing import Preprocessing
 
 _DEFERRED = "_compute_logits"

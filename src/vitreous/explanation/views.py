@@ -39,10 +39,10 @@ ViewT = TypeVar("ViewT", bound=View)
 _FIGURE = "figure:"
 # Imported in this order until a view is found.
 _PROVIDERS = (
-    "vitreous.pictures.comparison",
+    "vitreous.pictures.base_image",
     "vitreous.pictures.figures",
     "vitreous.pictures.strips",
-    "vitreous.html.notebook",
+    "vitreous.html.report",
     "vitreous.html.report",
     "vitreous.html.words",
     "vitreous.api.trust",

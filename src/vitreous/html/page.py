@@ -20,7 +20,7 @@ from PIL import Image
 
 from vitreous._utils.messages import printable
 from vitreous._utils.storage import PNG_LEVEL
-from vitreous.pictures.colours import line_style, ramp
+from vitreous.pictures.style import line_style, ramp
 
 _RAMP = 144  # pixels across a legend
 

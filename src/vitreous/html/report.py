@@ -1,10 +1,13 @@
 """The explanation report: predictions, maps, curves, what the methods mean and how the report was made.
 
 A report is written photo by photo, so that a folder of thousands needs no more memory than one photo.
+
+Explanations in notebooks: a small comparison of the maps, and the predictions in a table.
 """
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,19 +18,18 @@ from typing import IO, Any
 
 from PIL import Image
 
-from vitreous._utils.storage import StorageError, atomic_file
+from vitreous._utils.storage import PNG_LEVEL, StorageError, atomic_file
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.trust import Trust, figures_of
 from vitreous.explanation.views import register_view
 from vitreous.html import page
-from vitreous.html.page import Chart, Line, layout_chart, line_attributes, percent_axis
-from vitreous.methods.aggregation import AGGREGATIONS
-from vitreous.methods.spelling import parse
+from vitreous.html.page import Chart, Line, layout_chart, line_attributes, percent_axis, render
+from vitreous.methods.spelling import AGGREGATIONS, parse
 from vitreous.models import LoadedModel
 from vitreous.models.pixels import Images
-from vitreous.pictures.base_image import BaseImage
-from vitreous.pictures.captions import class_caption
+from vitreous.pictures.base_image import BaseImage, comparison
+from vitreous.pictures.canvas import class_caption
 from vitreous.pictures.curves import NO_CURVES, Curves, area, perturbation_curves
 
 TITLE = "Why did the model say this?"
@@ -385,3 +387,54 @@ def _signs(methods: Sequence[str]) -> list[bool]:
 
 def _no_curves(reason: str = NO_CURVES) -> str:
     return f"{reason[:1].upper()}{reason[1:]}."
+
+
+_MOST = 4  # images in an output cell
+_TILE = 150
+_TOP_IN_NOTEBOOKS = 3
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """One image: its comparison if it has a picture, and rows of class, output and whether it is explained."""
+
+    drawn: Image.Image | None
+    alt: str
+    rows: list[tuple[str, str, bool]]
+
+
+@register_view(Explanation, "notebook:html")
+def as_html(explanation: Explanation) -> str:
+    """Show the first few images, each with its comparison if it has a picture, and its predictions."""
+    shown = [_shown(explanation, index) for index in range(min(len(explanation), _MOST))]
+    return render(
+        "notebook.html",
+        images=shown,
+        more=len(explanation) - len(shown),
+        quantity=explanation.quantity,
+        text=repr(explanation),
+    )
+
+
+@register_view(Explanation, "notebook:png")
+def as_png(explanation: Explanation) -> bytes | None:
+    """Draw the comparison of the first image, or nothing without a picture to draw on."""
+    drawn = _comparison(explanation, 0)
+    if drawn is None:
+        return None
+    stream = io.BytesIO()
+    drawn.save(stream, format="PNG", compress_level=PNG_LEVEL)
+    return stream.getvalue()
+
+
+def _shown(explanation: Explanation, index: int) -> _Shown:
+    explained = {explanation.class_index(index, number) for number in range(explanation.classes_per_image)}
+    rows = [
+        (label.replace("_", " "), explanation.format_output(number, index), number in explained)
+        for number, label, _ in explanation.top(_TOP_IN_NOTEBOOKS, index=index)
+    ]
+    return _Shown(_comparison(explanation, index), f"maps of image {index}", rows)
+
+
+def _comparison(explanation: Explanation, index: int) -> Image.Image | None:
+    return None if explanation.images is None else comparison(explanation, index, tile=_TILE)

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from vitreous.explanation.views import register_view
 from vitreous.html.page import document, macro
-from vitreous.pictures.captions import NOT_SHOWN
-from vitreous.pictures.colours import word_colour
+from vitreous.pictures.canvas import NOT_SHOWN
+from vitreous.pictures.style import word_colour
 from vitreous.text.explanation import By, TextExplanation
 
 _TEMPLATE = "words.html"

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from vitreous._utils.messages import short_repr
-from vitreous._utils.tensors import at_least_float32, special_kind
+from vitreous._utils.torch_state import at_least_float32, special_kind
 from vitreous.errors import TargetError
 from vitreous.inputs.outputs import OutputActivation, class_scores, embeddings, likelihood_slope, likelihoods
 from vitreous.inputs.target import (

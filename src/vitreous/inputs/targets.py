@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._utils.messages import short_repr
-from vitreous._utils.tensors import special_kind
+from vitreous._utils.torch_state import special_kind
 from vitreous.errors import TargetError
 from vitreous.inputs.target import Target, TargetContext
 from vitreous.inputs.target_objects import Class

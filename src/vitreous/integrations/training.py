@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vitreous._utils.defaults import DEFAULT_METHODS
 from vitreous._utils.messages import error_message, short_repr, warn_caller
-from vitreous._utils.tensors import float64_array
+from vitreous._utils.torch_state import float64_array
 from vitreous.api.explain import explain, find_recipes, network_of
 from vitreous.api.trust import trust as measure_trust
 from vitreous.errors import InputError, MissingDependencyError, VitreousError

@@ -3,28 +3,23 @@
 from vitreous.methods import (
     attention,
     cam,
-    ceilings,
     controls,
     decomposition,
-    equivariant_gradient,
     gradient,
     gradtoken,
     integrated,
     integrated_attention,
     occlusion,
-    patching,
+    random_masks,
     relevance,
-    rise,
-    sampling,
-    surrogate,
     tokentm,
     twoscale,
     vitcx,
 )
-from vitreous.methods.options import OptionInfo
-from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
+from vitreous.methods.readout import MatrixReadout, Procedure, Readout, Row, TokenReadout, View
 from vitreous.methods.registry import (
     MethodInfo,
+    OptionInfo,
     Patent,
     is_control,
     list_controls,
@@ -33,7 +28,6 @@ from vitreous.methods.registry import (
     own_code,
     register,
 )
-from vitreous.methods.view import Row, View
 
 __all__ = [
     "MatrixReadout",
@@ -47,10 +41,8 @@ __all__ = [
     "View",
     "attention",
     "cam",
-    "ceilings",
     "controls",
     "decomposition",
-    "equivariant_gradient",
     "gradient",
     "gradtoken",
     "integrated",
@@ -61,12 +53,9 @@ __all__ = [
     "method_info",
     "occlusion",
     "own_code",
-    "patching",
+    "random_masks",
     "register",
     "relevance",
-    "rise",
-    "sampling",
-    "surrogate",
     "tokentm",
     "twoscale",
     "vitcx",

@@ -12,11 +12,18 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import at_least_float32
-from vitreous.methods.options import RuleOption
-from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, TokenReadout, mean_over_heads, total
-from vitreous.methods.registry import register
-from vitreous.methods.view import View
+from vitreous._utils.torch_state import at_least_float32
+from vitreous.methods.readout import (
+    MatrixReadout,
+    Readout,
+    ReadRows,
+    Residual,
+    TokenReadout,
+    View,
+    mean_over_heads,
+    total,
+)
+from vitreous.methods.registry import RuleOption, register
 from vitreous.tape import AttentionRecord, Pass
 from vitreous.tape.attention import Rows
 

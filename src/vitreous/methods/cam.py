@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vitreous._utils.tensors import at_least_float32
+from vitreous._utils.torch_state import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.inputs.patch_geometry import PatchGeometry, Size, enlarge
-from vitreous.methods.options import MOST_EVALUATIONS, StreamRuleOption
 from vitreous.methods.perturbation import INTERPOLATION, few_at_once, rerun
-from vitreous.methods.readout import Procedure, Readout, TokenReadout
-from vitreous.methods.registry import register
-from vitreous.methods.view import View
+from vitreous.methods.readout import Procedure, Readout, TokenReadout, View
+from vitreous.methods.registry import MOST_EVALUATIONS, StreamRuleOption, register
 from vitreous.tape import GradientNeeds, Intervention, Needs
 
 Convention = Literal["pytorch_grad_cam", "skipplus"]

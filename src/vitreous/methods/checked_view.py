@@ -18,9 +18,8 @@ from torch import Tensor
 
 from vitreous._utils.messages import described_error
 from vitreous.errors import MethodError, VitreousError
-from vitreous.methods.readout import Readout
+from vitreous.methods.readout import Readout, View
 from vitreous.methods.registry import MethodInfo
-from vitreous.methods.view import View
 from vitreous.tape import AttentionRecord, GradientNeeds, Needs, Pass, Plan
 from vitreous.tape.attention import Rows
 

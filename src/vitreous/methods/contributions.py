@@ -18,10 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import at_least_float32
+from vitreous._utils.torch_state import at_least_float32
 from vitreous.architecture.norms import LinearNorm
-from vitreous.methods.readout import projected_lengths
-from vitreous.methods.view import View
+from vitreous.methods.readout import View, projected_lengths
 from vitreous.tape import AttentionRecord
 from vitreous.tape.attention import Rows, pieces_of
 from vitreous.tape.recording.linear_maps import through_value_weight

@@ -12,12 +12,11 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import has_float64
+from vitreous._utils.torch_state import has_float64
 from vitreous.methods.attention import MeanAttention
 from vitreous.methods.contributions import Contributions, GatedContributions, contributions, head_updates, norms
-from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, mean_over_heads
+from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, Row, View, mean_over_heads
 from vitreous.methods.registry import register
-from vitreous.methods.view import Row, View
 from vitreous.tape import Needs
 from vitreous.tape.attention import Rows
 

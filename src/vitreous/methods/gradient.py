@@ -18,11 +18,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import at_least_float32
-from vitreous.methods.options import StreamRuleOption
-from vitreous.methods.readout import Readout, TokenReadout, total
-from vitreous.methods.registry import register
-from vitreous.methods.view import View
+from vitreous._utils.torch_state import at_least_float32
+from vitreous.methods.readout import Readout, TokenReadout, View, total
+from vitreous.methods.registry import StreamRuleOption, register
 from vitreous.tape import GradientNeeds, Needs
 
 Channels = Annotated[Literal["sum", "l2"], "how channels become one score: their sum, or the length of the vector"]

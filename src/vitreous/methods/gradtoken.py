@@ -13,13 +13,11 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import at_least_float32
+from vitreous._utils.torch_state import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.methods.attention import MeanAttention
-from vitreous.methods.options import RuleOption
-from vitreous.methods.readout import Readout, TokenReadout, mean_over_heads, total
-from vitreous.methods.registry import register
-from vitreous.methods.view import View
+from vitreous.methods.readout import Readout, TokenReadout, View, mean_over_heads, total
+from vitreous.methods.registry import RuleOption, register
 from vitreous.tape import Needs, Pass
 from vitreous.tape.attention import score_gradient
 

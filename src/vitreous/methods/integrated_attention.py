@@ -7,14 +7,12 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import at_least_float32
+from vitreous._utils.torch_state import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention, MeanAttention
-from vitreous.methods.options import AtMost
 from vitreous.methods.perturbation import few_at_once, rerun_scaled, sum_of_variations
-from vitreous.methods.readout import Procedure, Readout, ReadRows, Residual, times, total
-from vitreous.methods.registry import register
-from vitreous.methods.view import Row, View
+from vitreous.methods.readout import Procedure, Readout, ReadRows, Residual, Row, View, times, total
+from vitreous.methods.registry import AtMost, register
 from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.attention import row_pieces, value_gradient
 

@@ -17,13 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import at_least_float32
+from vitreous._utils.torch_state import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.inputs.model_input import Inputs
 from vitreous.inputs.patch_geometry import PatchGeometry, Size, patch_of_line
 from vitreous.inputs.targets import check_classes
-from vitreous.methods.readout import Procedure, total
-from vitreous.methods.view import View
+from vitreous.methods.readout import Procedure, View, total
 from vitreous.tape import Intervention, Layout, Needs, Tape
 from vitreous.tape.output import Quantity
 from vitreous.tape.runner import ModelRunner

@@ -14,11 +14,11 @@ from vitreous.methods.readout import (
     ReadRows,
     Resolution,
     ResolutionOption,
+    View,
     input_scores,
     mean_over_heads,
 )
 from vitreous.methods.registry import register
-from vitreous.methods.view import View
 from vitreous.tape import PIXELS, GradientNeeds, Needs, Pass
 from vitreous.tape.attention import Rows
 from vitreous.tape.rules import add_gamma_rule

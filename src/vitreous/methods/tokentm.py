@@ -23,10 +23,8 @@ from torch import Tensor
 from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention
 from vitreous.methods.contributions import head_updates
-from vitreous.methods.options import RuleOption
-from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, mean_over_heads
-from vitreous.methods.registry import register
-from vitreous.methods.view import Row, View
+from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, Row, View, mean_over_heads
+from vitreous.methods.registry import RuleOption, register
 from vitreous.tape import Needs, Pass
 from vitreous.tape.attention import Rows
 

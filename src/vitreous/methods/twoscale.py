@@ -29,12 +29,10 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.methods.aggregation import Plus, Propagate, SkipPlus
 from vitreous.methods.gradient import FullGradient
-from vitreous.methods.options import AtMost
-from vitreous.methods.readout import Procedure, TokenReadout, total
-from vitreous.methods.registry import register
-from vitreous.methods.view import View
+from vitreous.methods.readout import Procedure, TokenReadout, View, total
+from vitreous.methods.registry import AtMost, register
+from vitreous.methods.spelling import Plus, Propagate, SkipPlus
 from vitreous.tape import Needs, Pass
 
 _ODDS, _HIDDEN = Pass("libra", "probability"), Pass("plain", "probability")

@@ -11,14 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import at_least_float32, in_float64
+from vitreous._utils.torch_state import at_least_float32, in_float64
 from vitreous.errors import MethodError
 from vitreous.inputs.patch_geometry import PatchGeometry, Size, along_axes, interpolations
-from vitreous.methods.options import MOST_EVALUATIONS
 from vitreous.methods.perturbation import PerturbationMethod, all_targets, original_output, seeded
-from vitreous.methods.readout import Resolution, layout_means
-from vitreous.methods.registry import register
-from vitreous.methods.view import View
+from vitreous.methods.readout import Resolution, View, layout_means
+from vitreous.methods.registry import MOST_EVALUATIONS, register
 from vitreous.tape import Needs
 
 

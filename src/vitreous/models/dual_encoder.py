@@ -23,12 +23,18 @@ from vitreous._utils.messages import errors_as
 from vitreous.errors import InputError, MissingDependencyError, ModelError, TargetError, UnsupportedModelError
 from vitreous.inputs.model_input import TRANSFORMERS_ENCODERS, encoding_methods
 from vitreous.inputs.outputs import OutputActivation
-from vitreous.inputs.prompts import CallableReader, PromptReader, prompt_reader
-from vitreous.models.hf_models import architecture_of, load_network, load_preprocessing, place_of, transformers_library
+from vitreous.inputs.texts import CallableReader, PromptReader, prompt_reader
+from vitreous.models.hf_models import (
+    architecture_of,
+    load_network,
+    load_preprocessing,
+    load_tokenizer,
+    place_of,
+    transformers_library,
+)
 from vitreous.models.loaded import LoadedModel, put_on
 from vitreous.models.loading import load_model
 from vitreous.models.preprocessing import Preprocessing, Resize, as_image_size
-from vitreous.models.text_models import load_tokenizer
 from vitreous.models.wrap_model import infer_preprocessing, preprocessing_of
 
 TEMPLATES = ("a photo of a {}.",)

@@ -1,22 +1,34 @@
-"""Load image classifiers and CLIP-like image towers of the transformers library, without running remote code."""
+"""Load image classifiers and CLIP-like image towers of the transformers library, without running remote code.
+
+Load text classifiers of the transformers library with their tokenizers, without running remote code.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous._utils.messages import error_message, warn_caller
+from vitreous._utils.messages import error_message, errors_as, warn_caller
 from vitreous._utils.storage import expanded
 from vitreous.errors import MissingDependencyError, ModelError
-from vitreous.models import hub
+from vitreous.inputs.model_input import Texts
+from vitreous.inputs.texts import Reader, knows_no_words
+from vitreous.models import checkpoints as hub
 from vitreous.models.checkpoints import check_folder, check_sizes
-from vitreous.models.loaded import LoadedModel
+from vitreous.models.demo import TEXT_FOLDER
+from vitreous.models.loaded import LoadedModel, cached_fingerprint_of, put_on
 from vitreous.models.preprocessing import Preprocessing, as_image_size, check_patches, from_processor
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+
+    from vitreous.inputs.outputs import OutputActivation
+
 
 # The image tower to load from a vision-language model.
 _IMAGE_TOWERS = {
@@ -161,3 +173,101 @@ def class_names_of(model: Any) -> tuple[str, ...] | None:
         if any(label != f"LABEL_{index}" for index, label in names.items()):
             return tuple(names[index] for index in sorted(names))
     return None
+
+
+DEMO_TEXT = "demo-text"  # the classifier that is shipped
+
+
+@dataclass(frozen=True)
+class LoadedTextModel:
+    """A text classifier in eval mode with its own tokenizer.
+
+    Attributes:
+        name: The name it was loaded by; ``None`` for a model passed by the caller.
+        model: The network.
+        tokenizer: The tokenizer.
+        class_names: The class names in index order; ``None`` if unknown.
+        outputs: What its outputs are; ``None`` to read the configuration or detect it.
+    """
+
+    name: str | None
+    model: nn.Module
+    tokenizer: Any
+    class_names: tuple[str, ...] | None
+    outputs: OutputActivation | None = None
+
+    def example_input(self) -> Texts:
+        """Return a short text as model input, for tracing the architecture."""
+        return self.reader.inputs([self.reader.read("a", "a text").numbers])
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of its modules, their settings and all weights; computed again when a weight changes."""
+        return cached_fingerprint_of(self.model)
+
+    @cached_property
+    def reader(self) -> Reader:
+        """Converts texts to the model's input and maps word pieces to positions in the text.
+
+        Raises:
+            InputError: the tokenizer is not one of the transformers library.
+            UnsupportedModelError: the model does not take texts.
+        """
+        return Reader(self.model, self.tokenizer)
+
+
+def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedTextModel:
+    """Load a text classifier and its tokenizer by name: ``demo-text``, ``hf/ID`` of the hub, or ``hf/FOLDER``.
+
+    ``demo-text`` is shipped: a BERT of three narrow layers that tells praise of films from blame, see its card.
+
+    Raises:
+        ModelError: the name is not valid, or the model or tokenizer cannot be found or loaded.
+        MissingDependencyError: the transformers library is not installed.
+
+    Examples:
+        >>> import vitreous
+        >>> text_model = vitreous.load_text_model("hf/text-model")
+        >>> len(text_model.class_names)
+        3
+    """
+    family, _, identifier = name.partition("/") if isinstance(name, str) else ("", "", "")
+    if name == DEMO_TEXT:
+        identifier = str(TEXT_FOLDER)
+    elif family != "hf" or not identifier:
+        raise ModelError(f"text models are named {DEMO_TEXT}, hf/ID or hf/FOLDER, not {name!r}")
+    transformers = transformers_library()
+    with errors_as(ModelError, f"{name}: the model cannot be loaded"):
+        place, options = place_of(name, identifier)
+        _, model = load_network(
+            name, place, options, lambda config: _text_class_for(transformers, name, config), "hf/FOLDER"
+        )
+        tokenizer = load_tokenizer(transformers, name, place, options)
+        model = put_on(device, model)
+        return LoadedTextModel(name, model, tokenizer, class_names_of(model))
+
+
+def _text_class_for(transformers: Any, name: str, config: Any) -> Any:
+    architecture = architecture_of(config)
+    if "ForImageClassification" in architecture:
+        raise ModelError(f"{name} reads images ({architecture}): vitreous.explain and `vitreous explain` explain it")
+    return transformers.AutoModelForSequenceClassification
+
+
+def load_tokenizer(transformers: Any, name: str, place: str, options: dict[str, Any]) -> Any:
+    """Return the tokenizer that is stored beside a model.
+
+    Raises:
+        ModelError: there is none, or it cannot be loaded.
+    """
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
+    except Exception as error:  # missing or unreadable files raise many types
+        raise ModelError(f"{name}: its tokenizer cannot be loaded ({error_message(error)})") from error
+    # Without tokenizer files, transformers returns an empty tokenizer.
+    if knows_no_words(tokenizer):
+        raise ModelError(
+            f"{name}: there is no tokenizer beside the weights, or an empty one; "
+            "save it to the same folder with tokenizer.save_pretrained"
+        )
+    return tokenizer

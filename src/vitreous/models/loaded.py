@@ -1,23 +1,139 @@
-"""``LoadedModel``: a model with its preprocessing and class names."""
+"""Fingerprints of models: a hash of weights, structure, settings and user code.
+
+``LoadedModel``: a model with its preprocessing and class names.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vitreous._utils.messages import error_message
+from vitreous._utils.messages import error_message, source_hash
 from vitreous.errors import ModelError
 from vitreous.inputs.outputs import OutputActivation, scale_of
-from vitreous.models.fingerprint import cached_fingerprint_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from vitreous.models.hf_models import LoadedTextModel
     from vitreous.models.preprocessing import Preprocessing
-    from vitreous.models.text_models import LoadedTextModel
+
+
+# Settings that do not change the outputs: provenance, mode, and equivalent implementations.
+_IRRELEVANT_SETTINGS = {
+    *("training", "fused_attn", "gradient_checkpointing", "name_or_path", "transformers_version", "dtype"),
+    *("torch_dtype", "architectures", "grad_checkpointing", "pretrained_cfg", "default_cfg"),
+}
+# The code of these libraries is identified by their version, all other code by its content.
+_LIBRARIES = {"torch", "timm", "transformers", "torchvision", "open_clip"}
+
+
+_CACHE: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
+
+
+def fingerprint_of(model: nn.Module) -> str:
+    """Return the SHA-256 of a model's modules, their settings, and its state dict.
+
+    The state dict alone does not identify a model: the number of heads, the activation or the pooling may differ.
+    """
+    digest = hashlib.sha256()
+    for line in (*_code(model), *_structure(model)):
+        digest.update(f"{line}\n".encode())
+    for key, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def cached_fingerprint_of(model: nn.Module) -> str:
+    """Return the fingerprint, cached until a weight is replaced or modified in place.
+
+    Changes that do not raise a tensor's version counter go unnoticed: settings, and writes through ``weight.data``.
+    """
+    weights = (*model.parameters(), *model.buffers())
+    state = tuple((weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights)  # noqa: SLF001
+    cached = _CACHE.get(model)
+    if cached is None or cached[0] != state:
+        cached = _CACHE[model] = (state, fingerprint_of(model))
+    return cached[1]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    # Viewing the bytes as uint8 works for every dtype, including bfloat16.
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _code(model: nn.Module) -> list[str]:
+    """Return the hashes of user code: classes, and functions assigned to modules of other libraries."""
+    own = {written for written in _written(model) if _is_own(written)}  # many modules share a class
+    return sorted({source_hash(written) for written in own})
+
+
+def _written(model: nn.Module) -> Iterator[Any]:
+    for part in model.modules():
+        yield type(part)
+        yield from (_callee(put) for put in (*vars(part).values(), *_hooks(part)) if callable(put))
+
+
+def _callee(put: Any) -> Any:
+    """Return the function or class behind something that can be called."""
+    while isinstance(put, functools.partial):
+        put = put.func
+    function = getattr(put, "__func__", put)  # of a bound method
+    return function if inspect.isfunction(function) or inspect.isclass(function) else type(function)
+
+
+def _hooks(part: nn.Module) -> list[Any]:
+    return [*part._forward_pre_hooks.values(), *part._forward_hooks.values()]  # noqa: SLF001
+
+
+def _is_own(written: Any) -> bool:
+    package = written.__module__.partition(".")[0]
+    return package not in _LIBRARIES and package not in sys.stdlib_module_names
+
+
+def _structure(model: nn.Module) -> Iterator[str]:
+    """Yield a line for each module, with its class and settings, and one for the configuration."""
+    for name, part in model.named_modules():
+        kind, hooks = type(part), _hooks(part)
+        if hooks:
+            yield f"{name}|{json.dumps(_plain(hooks))}"
+        yield f"{name}|{kind.__module__}.{kind.__qualname__}|{json.dumps(_settings(vars(part)), sort_keys=True)}"
+    to_dict = getattr(getattr(model, "config", None), "to_dict", None)
+    if callable(to_dict):
+        yield json.dumps(_settings(to_dict()), sort_keys=True)
+
+
+def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the public attributes that are plain values."""
+    plain = {
+        name: _plain(value)
+        for name, value in values.items()
+        if not name.startswith("_") and name not in _IRRELEVANT_SETTINGS
+    }
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """Return a number, text or function as JSON values; None for anything else."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, functools.partial):
+        return [_plain(value.func), _plain(value.args), _plain(value.keywords)]
+    name = getattr(value, "__qualname__", None)
+    return f"{value.__module__}.{name}" if callable(value) and isinstance(name, str) else None
 
 
 @dataclass(frozen=True)

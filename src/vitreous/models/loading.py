@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vitreous._utils.messages import error_message, errors_as
+from vitreous._utils.messages import error_message, errors_as, run_user_file, source_hash
 from vitreous._utils.storage import expanded
-from vitreous._utils.user_code import run_user_file, source_hash
 from vitreous.errors import ModelError, VitreousError
 from vitreous.models.checkpoints import load_strictly, read_checkpoint
 from vitreous.models.loaded import LoadedModel, put_on

@@ -14,7 +14,7 @@ from torch import nn
 from vitreous._utils.messages import close_match, error_message
 from vitreous._utils.storage import expanded
 from vitreous.errors import ModelError
-from vitreous.models import hub
+from vitreous.models import checkpoints as hub
 from vitreous.models.checkpoints import MOST_CLASSES, check_folder, load_strictly, read_checkpoint, without_prefixes
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import check_patches, from_timm

@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitreous._utils.tensors import in_float64
-from vitreous._utils.torch_state import preserves_torch_state
+from vitreous._utils.torch_state import in_float64, preserves_torch_state
 from vitreous.api.explain import black_pixel, declared_outputs, find_wanted, network_of, stage_of
 from vitreous.api.run_methods import target_reader
 from vitreous.api.runs import RunSettings, find_outputs

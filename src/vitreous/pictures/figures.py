@@ -12,10 +12,9 @@ from torch import Tensor
 from vitreous.errors import InputError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import FigureOptions, Look, look_with, register_figure
-from vitreous.models.display_images import Photo
+from vitreous.models.pixels import Photo
 from vitreous.pictures.base_image import BaseImage
-from vitreous.pictures.canvas import Bar, Canvas
-from vitreous.pictures.captions import class_caption
+from vitreous.pictures.canvas import Bar, Canvas, class_caption
 from vitreous.pictures.style import PageStyle, page_style
 from vitreous.pictures.tiles import MapPainter, Row, Tile, own_pixels, prepare, tiled
 

@@ -11,11 +11,9 @@ import numpy as np
 
 from vitreous.errors import InputError
 from vitreous.explanation.views import FigureOptions, Look, look_with
-from vitreous.pictures.canvas import Canvas
-from vitreous.pictures.captions import FAINT, INK, line_height, wrap
+from vitreous.pictures.canvas import FAINT, INK, Canvas, line_height, wrap
 from vitreous.pictures.charts import COLOURS, CONTROL, DASHES, GRID, Legend, heading_height, plain_axes
-from vitreous.pictures.colours import line_style
-from vitreous.pictures.style import PageStyle, page_style
+from vitreous.pictures.style import PageStyle, line_style, page_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

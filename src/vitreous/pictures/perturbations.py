@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitreous._utils.tensors import in_float64
-from vitreous._utils.torch_state import preserves_torch_state
+from vitreous._utils.torch_state import in_float64, preserves_torch_state
 from vitreous.api.explain import explain
 from vitreous.errors import InputError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation
@@ -22,13 +21,10 @@ from vitreous.explanation.views import FigureOptions, Look, framed_maps, look_wi
 from vitreous.inputs.outputs import likelihoods, percent
 from vitreous.inputs.patch_geometry import plane
 from vitreous.inputs.targets import AnyTarget
-from vitreous.methods.aggregation import Rollout
-from vitreous.methods.spelling import parse
-from vitreous.models.display_images import Photo
-from vitreous.models.pixels import Images, Model, find_model
+from vitreous.methods.spelling import Rollout, parse
+from vitreous.models.pixels import Images, Model, Photo, find_model
 from vitreous.pictures.base_image import BaseImage
-from vitreous.pictures.canvas import Canvas
-from vitreous.pictures.captions import short_names, target_caption
+from vitreous.pictures.canvas import Canvas, short_names, target_caption
 from vitreous.pictures.curves import NO_CURVES, By, area, open_runner, patch_order, perturbation_curves
 from vitreous.pictures.figures import NARROW, NARROW_STRIP_COLUMNS, STRIP_TILE
 from vitreous.pictures.strips import depth_of, start_layer_spellings

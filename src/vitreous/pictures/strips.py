@@ -21,16 +21,13 @@ from vitreous.errors import InputError, MethodError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import FigureOptions, Look, look_with, register_figure
 from vitreous.inputs.targets import AnyTarget
-from vitreous.methods.aggregation import Plus, Rollout
 from vitreous.methods.gradtoken import QueryGradientKey
-from vitreous.methods.spelling import parse, plus_from_every_layer
+from vitreous.methods.spelling import Plus, Rollout, parse, plus_from_every_layer
 from vitreous.methods.tokentm import TokenTransformation
 from vitreous.models import LoadedModel
-from vitreous.models.display_images import Photo
-from vitreous.models.pixels import Images, Model, find_model, find_pixels
+from vitreous.models.pixels import Images, Model, Photo, find_model, find_pixels
 from vitreous.pictures.base_image import BaseImage
-from vitreous.pictures.canvas import Canvas
-from vitreous.pictures.captions import SEPARATOR, class_caption
+from vitreous.pictures.canvas import SEPARATOR, Canvas, class_caption
 from vitreous.pictures.curves import recorded
 from vitreous.pictures.figures import NARROW, NARROW_STRIP_COLUMNS, STRIP_TILE
 from vitreous.pictures.style import page_style

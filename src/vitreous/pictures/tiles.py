@@ -13,8 +13,7 @@ from torch import Tensor
 from vitreous.explanation.views import Look
 from vitreous.inputs.patch_geometry import Size
 from vitreous.pictures.base_image import BaseImage
-from vitreous.pictures.canvas import Bar, Canvas, bar_height
-from vitreous.pictures.captions import FAINT, line_height, placeholder, wrap
+from vitreous.pictures.canvas import FAINT, Bar, Canvas, bar_height, line_height, placeholder, wrap
 from vitreous.pictures.style import UNITS_PER_INCH, PageStyle
 
 # Pixels per unit of pictures on the page that is served.

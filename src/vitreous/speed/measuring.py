@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.tensors import in_float64
-from vitreous._utils.torch_state import preserves_torch_state
+from vitreous._utils.torch_state import in_float64, preserves_torch_state
 from vitreous.api.explain import explain, find_recipes, network_of
 from vitreous.api.runs import refusal_reason
 from vitreous.architecture.evaluation_copy import frozen_copy
@@ -26,19 +25,21 @@ from vitreous.methods.spelling import Recipe
 from vitreous.models import LoadedModel
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.speed.peers import Peer, PeerInput, find_peers
-from vitreous.speed.rows import Agreement, SpeedRow, ratio_of
 from vitreous.speed.timing import (
     BOTH,
     FORWARD,
+    Agreement,
     CountedLimit,
     Job,
     Limit,
     Passes,
     PlainModel,
+    SpeedRow,
     counted_passes,
     limit_of,
     one_thread,
     peak_memory,
+    ratio_of,
     time_in_turn,
     whole_pass,
 )

@@ -15,7 +15,7 @@ from vitreous.explanation.folder import collect_provenance
 from vitreous.models import load_model
 from vitreous.speed.measuring import SPEED_METHODS, measure_speed
 from vitreous.speed.peers import find_peers, usual_spellings
-from vitreous.speed.rows import SpeedRow
+from vitreous.speed.timing import SpeedRow
 
 
 @dataclass(frozen=True)

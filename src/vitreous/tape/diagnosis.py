@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitreous._utils.tensors import at_least_float32
+from vitreous._utils.torch_state import at_least_float32
 from vitreous.tape.recording.linear_maps import through_value_weight
 from vitreous.tape.recording.plan import PIXELS, Needs
 from vitreous.tape.rules import RULES

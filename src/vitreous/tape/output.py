@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import at_least_float32
+from vitreous._utils.torch_state import at_least_float32
 from vitreous.errors import InputError, TargetError
 from vitreous.inputs import outputs
 from vitreous.inputs.outputs import OutputActivation, OutputPart, find_part, likelihood_slope, likelihoods

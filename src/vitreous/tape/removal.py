@@ -25,14 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._utils.messages import error_message
-from vitreous._utils.tensors import HALF
+from vitreous._utils.torch_state import HALF
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import FAILURES, Inputs
-from vitreous.tape.attention import multihead
+from vitreous.tape.attention import written as multihead
 from vitreous.tape.attention.record import attention_arguments, bias_of_heads, heads_of, rows_of
-from vitreous.tape.recording import torch_functions as ops
+from vitreous.tape.recording import interception as ops
 from vitreous.tape.recording.interception import Handler, HandlerTable, Interception, TorchCall, result_at, with_result
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.tensors import at_least_float32
-from vitreous._utils.torch_state import outside_inference_mode
+from vitreous._utils.torch_state import at_least_float32, outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.architecture.trace import uncompiled
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitreous._utils.messages import error_message
-from vitreous._utils.tensors import HALF
+from vitreous._utils.torch_state import HALF
 from vitreous.architecture.norms import LinearNorm
 from vitreous.errors import UnsupportedModelError
 from vitreous.inputs.model_input import (

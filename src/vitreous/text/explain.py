@@ -24,9 +24,8 @@ from vitreous.inputs.target_objects import parse_targets
 from vitreous.inputs.targets import AnyTarget, TargetObjects, Targets, find_objects, find_targets, part_of
 from vitreous.inputs.texts import Reader, TokenizedText
 from vitreous.methods.spelling import Recipe
-from vitreous.models.hf_models import class_names_of
+from vitreous.models.hf_models import LoadedTextModel, class_names_of, load_text_model
 from vitreous.models.loaded import with_outputs
-from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.tape.runner import ModelRunner
 from vitreous.text.explanation import TextExplanation
 

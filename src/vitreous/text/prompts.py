@@ -24,8 +24,8 @@ from vitreous.errors import InputError, MethodError
 from vitreous.inputs.patch_geometry import plane
 from vitreous.inputs.texts import TokenizedText, Word
 from vitreous.models.dual_encoder import DualEncoder, SimilarityHead, TextScorer, UnitTower, find_dual_encoder
+from vitreous.models.hf_models import LoadedTextModel
 from vitreous.models.pixels import Images, find_pixels
-from vitreous.models.text_models import LoadedTextModel
 from vitreous.text.explain import explain_pieces, explain_read, several_texts
 from vitreous.text.explanation import TextExplanation
 

@@ -19,7 +19,7 @@ from vitreous.errors import ModelError, VitreousError
 from vitreous.inputs.model_input import encoding_methods
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.dual_encoder import DualEncoder, load_dual_encoder, zero_shot
-from vitreous.models.text_models import DEMO_TEXT, LoadedTextModel, load_text_model
+from vitreous.models.hf_models import DEMO_TEXT, LoadedTextModel, load_text_model
 
 _MAX_LOADED = 2  # besides the default model
 PROMPT_MODEL = "demo-clip"  # the model of images and texts that works offline

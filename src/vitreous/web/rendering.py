@@ -25,8 +25,8 @@ from vitreous.methods.registry import FAMILIES, MethodInfo
 from vitreous.methods.spelling import EXAMPLE_DEPTH, parse
 from vitreous.pictures import Look
 from vitreous.pictures.base_image import BaseImage
-from vitreous.pictures.colours import strongest_word_colour
 from vitreous.pictures.curves import Curves
+from vitreous.pictures.style import strongest_word_colour
 from vitreous.pictures.tiles import SHARPNESS, Row, Tile, tiled
 from vitreous.text.explanation import By, TextExplanation
 from vitreous.web.image_service import ImageInput, explained_classes, shown_methods

@@ -8,8 +8,7 @@ from typing import Any
 
 from vitreous.api.runs import try_methods
 from vitreous.errors import MethodError, TargetError, VitreousError
-from vitreous.methods.aggregation import Plus
-from vitreous.methods.spelling import EXAMPLE_DEPTH, Recipe, parse
+from vitreous.methods.spelling import EXAMPLE_DEPTH, Plus, Recipe, parse
 from vitreous.pictures.strips import depth_spellings, start_layer_spellings
 from vitreous.targets import Contrast
 from vitreous.web.jobs import BudgetError, CancelledError, Job

@@ -1,12 +1,17 @@
-"""The server of the page: on one port, closed to everything that the page does not need."""
+"""Gradio's settings in this process while a page runs, and a session state that does not grow.
+
+The server of the page: on one port, closed to everything that the page does not need.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 import socket
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import InputError, MissingDependencyError
-from vitreous.models.text_models import DEMO_TEXT
-from vitreous.web import gradio_env
+from vitreous.models.hf_models import DEMO_TEXT
 from vitreous.web.image_service import ImageService
 from vitreous.web.jobs import Limits, SessionJobs
 from vitreous.web.models import ModelCache, TextModelCache, find_checkpoints
@@ -25,6 +29,80 @@ from vitreous.web.security import OpenStreams, SecurityMiddleware, UploadFolder
 if TYPE_CHECKING:
     from vitreous.web.audit_tab import AuditReport
     from vitreous.web.text_tab import TextService
+
+
+_SETTINGS = ("GRADIO_TEMP_DIR", "GRADIO_ANALYTICS_ENABLED")
+MAX_SESSIONS = 1000
+_lock = threading.Lock()
+_folders: list[Path] = []  # of the running pages
+_original: dict[str, str | None] = {}
+
+
+def acquire_environment(folder: Path) -> None:
+    """Point Gradio's uploads to a private folder and turn its analytics off."""
+    with _lock:
+        if not _folders:
+            _original.update({name: os.environ.get(name) for name in _SETTINGS})
+        _folders.append(folder)
+        _set(folder)
+
+
+def release_environment(folder: Path) -> None:
+    """Restore the environment when the last page ends; until then the settings of another page apply."""
+    with _lock:
+        if folder not in _folders:  # released already
+            return
+        _folders.remove(folder)
+        if _folders:
+            _set(_folders[-1])
+            return
+        for name, value in _original.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _set(folder: Path) -> None:
+    os.environ |= dict(zip(_SETTINGS, (str(folder), "False"), strict=True))
+
+
+def limit_session_state(page: Any) -> None:
+    """Keep what a launched page stores per session small.
+
+    Gradio stores the last value of every component in every session, megabytes of pictures, for links to a state of
+    the page. No option turns that off, so the class of its session state is replaced.
+    """
+    from gradio.blocks import Block  # noqa: PLC0415  # an optional dependency, and slow to import
+    from gradio.state_holder import SessionState, StateHolder  # noqa: PLC0415
+
+    class SmallSessionState(SessionState):
+        def __init__(self, blocks: Any) -> None:
+            super().__init__(blocks)
+            self.config_values = {}
+
+        def __setitem__(self, key: int, value: Any) -> None:
+            if isinstance(value, Block):
+                value._id = key  # noqa: SLF001  # an updated component has a new id, under which it would be kept too
+            super().__setitem__(key, value)
+            self.config_values.clear()
+
+        def _update_config(self, key: int) -> None:
+            """Store nothing."""
+
+        def _update_value_in_config(self, key: int, value: Any) -> None:
+            """Store nothing."""
+
+    class SmallStateHolder(StateHolder):
+        def __getitem__(self, session_id: str) -> SessionState:
+            if session_id not in self.session_data:
+                self.session_data[session_id] = SmallSessionState(self.blocks)
+            return super().__getitem__(session_id)
+
+    holder = SmallStateHolder()  # type: ignore[no-untyped-call]
+    holder.set_blocks(page)
+    page.app.state_holder = holder
+
 
 _HOUR = 3600
 STATIC = Path(__file__).parent / "static"
@@ -92,7 +170,7 @@ def start(settings: Settings) -> Server:
     """
     _check(settings)
     folder = Path(tempfile.mkdtemp(prefix="vitreous-web-"))
-    gradio_env.acquire(folder)  # Gradio reads some of it when it is imported
+    acquire_environment(folder)  # Gradio reads some of it when it is imported
     images = None
     try:
         gradio = _import_gradio()
@@ -136,7 +214,7 @@ def _prepare_opening(images: ImageService, model: str, examples: Sequence[Exampl
 def _clean_up(images: ImageService | None, folder: Path) -> None:
     if images is not None:
         images.close()
-    gradio_env.release(folder)
+    release_environment(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -225,13 +303,13 @@ def _launch(
         mcp_server=False,
         pwa=False,
         max_file_size=settings.upload_bytes,
-        state_session_capacity=gradio_env.MAX_SESSIONS,
+        state_session_capacity=MAX_SESSIONS,
         app_kwargs={"middleware": [security], "routes": list(routes), **dict.fromkeys(_NO_API_DOCS)},
         theme=gradio.themes.Default(primary_hue="blue", **fonts),
         css=(STATIC / "page.css").read_text("utf-8"),
         head=head,
     )
-    gradio_env.limit_session_state(page)
+    limit_session_state(page)
 
 
 def _check(settings: Settings) -> None:

@@ -14,7 +14,7 @@ import gradio as gr
 
 import vitreous
 from vitreous.errors import InputError, ModelError
-from vitreous.models.text_models import LoadedTextModel
+from vitreous.models.hf_models import LoadedTextModel
 from vitreous.text.explanation import By
 from vitreous.web import rendering
 from vitreous.web.jobs import CancelledError, Job, SessionJobs, Throughput, Worker, monitored

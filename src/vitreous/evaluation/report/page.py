@@ -14,9 +14,9 @@ from typing import Any
 from markupsafe import Markup
 
 from vitreous import __version__
+from vitreous.evaluation.protocol import published_rows, published_title
 from vitreous.evaluation.report.images import Extreme, Extremes, Thumbnails, extremes_of, thumbnails_of
 from vitreous.evaluation.report.overall import EXPLAINED, Overall, agreement_grid, overall_results
-from vitreous.evaluation.report.published import published_rows, published_title
 from vitreous.evaluation.report.results import Results, summarise
 from vitreous.evaluation.report.svg import Curves, curves_chart, curves_of, dots_chart, sweeps_of
 from vitreous.evaluation.report.tables import (
@@ -33,7 +33,7 @@ from vitreous.evaluation.report.tables import (
     row_label,
     table_heading,
 )
-from vitreous.evaluation.store.store import read_manifest
+from vitreous.evaluation.store import read_manifest
 from vitreous.html.page import render
 from vitreous.methods import is_control
 from vitreous.metrics.metric import Metric

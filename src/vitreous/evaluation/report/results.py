@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from vitreous._utils.storage import MANIFEST, StorageError
 from vitreous.errors import VitreousError
+from vitreous.evaluation.protocol import published_results
 from vitreous.evaluation.protocols import Protocol, find_protocol
-from vitreous.evaluation.report.published import published_results
 from vitreous.evaluation.report.tables import ResultTable, as_rows
+from vitreous.evaluation.run import Run, RunError, Shard
 from vitreous.evaluation.statistics import Comparison, Estimate, estimates, paired, standings
-from vitreous.evaluation.store.run import Run, RunError, Shard
-from vitreous.evaluation.store.store import Notice, Store, read_manifest
+from vitreous.evaluation.store import Notice, Store, read_manifest
 from vitreous.explanation.views import FigureOptions, Look, look_with
 from vitreous.methods import is_control
 from vitreous.metrics.metric import Floats, Metric
@@ -193,7 +193,7 @@ class Results:
             >>> results.figure("dots", width="3.25in").save("dots.pdf").name
             'dots.pdf'
         """
-        from vitreous.evaluation.report.figures import results_figure  # noqa: PLC0415  # imports matplotlib
+        from vitreous.evaluation.report.images import results_figure  # noqa: PLC0415  # imports matplotlib
 
         return results_figure(self, name, methods=methods, metrics=metrics, look=look_with(look, options))
 

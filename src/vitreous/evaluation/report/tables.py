@@ -19,7 +19,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.evaluation.report.published import PublishedResult, published_rows, published_title
+from vitreous.evaluation.protocol import PublishedResult, published_rows, published_title
 from vitreous.evaluation.statistics import EQUAL, Comparison, Estimate
 from vitreous.methods import is_control, method_info
 from vitreous.methods.registry import CONTROL_FAMILIES

@@ -16,8 +16,8 @@ from vitreous.api.explain import black_pixel, explain_again, find_recipes
 from vitreous.datasets.dataset import IGNORED, DataSet, Review, Sample
 from vitreous.datasets.eraser_movies import LABELS
 from vitreous.errors import UnsupportedModelError
-from vitreous.evaluation.protocols.protocol import Protocol, Resize
-from vitreous.evaluation.store.run import RunError
+from vitreous.evaluation.protocol import Protocol, Resize
+from vitreous.evaluation.run import RunError
 from vitreous.evaluation.tasks.task import Batch, Case, ImageBatch, MapTarget, Passage, Picture, TextBatch
 from vitreous.evaluation.tasks.word_masking import logits_of_rows
 from vitreous.inputs.model_input import FAILURES
@@ -26,8 +26,8 @@ from vitreous.inputs.texts import TokenizedText, Word
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel, Preprocessing, TwoSided
 from vitreous.models.dual_encoder import DualEncoder, ZeroShotClassifier
+from vitreous.models.hf_models import LoadedTextModel
 from vitreous.models.pixels import find_pixels
-from vitreous.models.text_models import LoadedTextModel
 from vitreous.tape.runner import ModelRunner
 from vitreous.text.explain import explain_read
 

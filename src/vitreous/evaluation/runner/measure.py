@@ -17,15 +17,13 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from vitreous._utils.messages import error_message, printable
-from vitreous._utils.user_code import source_hash
+from vitreous._utils.messages import error_message, printable, source_hash
 from vitreous.datasets import DataSet, Mosaics, Shuffled, Stratified, open_dataset
 from vitreous.datasets.dataset import Review, Sample
 from vitreous.errors import MethodError, VitreousError
 from vitreous.evaluation.protocols import Protocol, find_protocol
+from vitreous.evaluation.run import ModelChoice, Run, RunError, Shard, hash_of, schema_of
 from vitreous.evaluation.runner.adapters import Maps, SampleAdapter, adapter_for, label_outputs, prompted_model
-from vitreous.evaluation.store.files import schema_of
-from vitreous.evaluation.store.run import ModelChoice, Run, RunError, Shard, hash_of
 from vitreous.evaluation.tasks.task import (
     EXPLAINED_TOGETHER,
     Batch,
@@ -40,9 +38,8 @@ from vitreous.methods import own_code
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.dual_encoder import DualEncoder, load_dual_encoder
-from vitreous.models.fingerprint import fingerprint_of
-from vitreous.models.loaded import with_outputs, with_resolved_outputs
-from vitreous.models.text_models import LoadedTextModel, load_text_model
+from vitreous.models.hf_models import LoadedTextModel, load_text_model
+from vitreous.models.loaded import fingerprint_of, with_outputs, with_resolved_outputs
 from vitreous.plugin import load_plugins
 from vitreous.tape.rules import RULES, own_rules
 

@@ -28,6 +28,7 @@ from vitreous.datasets.dataset import Things
 from vitreous.errors import MethodError, ModelError, RefusedMethodsError
 from vitreous.evaluation.options import EvaluateOptions, resolve_options
 from vitreous.evaluation.protocols import Protocol, find_protocol
+from vitreous.evaluation.run import ModelChoice, Run, RunError
 from vitreous.evaluation.runner.adapters import first_run
 from vitreous.evaluation.runner.measure import (
     AnyModel,
@@ -40,8 +41,7 @@ from vitreous.evaluation.runner.measure import (
     preprocessing_of,
     weights_of,
 )
-from vitreous.evaluation.store.run import ModelChoice, Run, RunError
-from vitreous.evaluation.store.store import Notice, Store, earlier_runs
+from vitreous.evaluation.store import Notice, Store, earlier_runs
 from vitreous.explanation.folder import software_versions
 from vitreous.inputs.model_input import Inputs
 from vitreous.inputs.outputs import OutputActivation, scale_of
@@ -50,8 +50,8 @@ from vitreous.methods.registry import CONTROL_FAMILIES, FAMILIES
 from vitreous.methods.spelling import EXAMPLE_DEPTH, cost_of, parse
 from vitreous.models import LoadedModel
 from vitreous.models.dual_encoder import DualEncoder, find_dual_encoder
+from vitreous.models.hf_models import LoadedTextModel
 from vitreous.models.loaded import with_outputs, with_resolved_outputs
-from vitreous.models.text_models import LoadedTextModel
 from vitreous.models.wrap_model import Pair, infer_preprocessing
 from vitreous.plugin import load_plugins
 from vitreous.tape.runner import ModelRunner

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vitreous._utils.tensors import float64_array
+from vitreous._utils.torch_state import float64_array
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.tasks.patch_masking import Kept, kept_logits
 from vitreous.evaluation.tasks.pixel_masking import (

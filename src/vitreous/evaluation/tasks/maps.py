@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from vitreous._utils.tensors import float64_array
+from vitreous._utils.torch_state import float64_array
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.tasks.patch_masking import patch_scores
 from vitreous.evaluation.tasks.task import Case, ImageBatch, ImageTask, Picture, Values

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import float64_array
+from vitreous._utils.torch_state import float64_array
 from vitreous.evaluation.tasks.pixel_masking import Orders, find_orders
 from vitreous.evaluation.tasks.task import (
     NINE,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.tensors import float64_array, in_float64
+from vitreous._utils.torch_state import float64_array, in_float64
 from vitreous.api.explain import explain_again
 from vitreous.architecture import Block
 from vitreous.architecture.survey import trace_model

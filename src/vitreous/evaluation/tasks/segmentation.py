@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitreous._utils.tensors import in_float64
+from vitreous._utils.torch_state import in_float64
 from vitreous.evaluation.tasks.task import (
     Case,
     Explained,

@@ -22,7 +22,7 @@ from vitreous.inputs.target import Target
 from vitreous.inputs.texts import TokenizedText
 from vitreous.metrics.metric import Metric
 from vitreous.models import LoadedModel
-from vitreous.models.text_models import LoadedTextModel
+from vitreous.models.hf_models import LoadedTextModel
 from vitreous.tape.runner import ModelRunner
 
 # Images explained together: enough to keep a processor busy, few enough that the tapes of all blocks

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitreous._utils.tensors import float64_array
+from vitreous._utils.torch_state import float64_array
 from vitreous.evaluation.tasks.task import (
     NINE,
     Case,
@@ -31,7 +31,7 @@ from vitreous.evaluation.tasks.task import (
 from vitreous.metrics import perturbation, text
 from vitreous.metrics.metric import Curve, Floats, Metric, row
 from vitreous.metrics.text import word_scores
-from vitreous.models.text_models import LoadedTextModel
+from vitreous.models.hf_models import LoadedTextModel
 from vitreous.tape.runner import TOKENS_AT_ONCE, ModelRunner
 
 ERASER_BINS = (1, 5, 10, 20, 50)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.tensors import EXACT
+from vitreous._utils.torch_state import EXACT
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.operations import product_operands
 from vitreous.architecture.trace import depends_on_input
-from vitreous.tape.attention import multihead
+from vitreous.tape.attention import written as multihead
 from vitreous.tape.attention.record import (
     AttentionRecord,
     attend_fused,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.tensors import at_least_float32
+from vitreous._utils.torch_state import at_least_float32
 
 # Rows of A are worked on in pieces of at most this many numbers, which bounds memory for thousands of tokens.
 _PIECE = 1 << 23

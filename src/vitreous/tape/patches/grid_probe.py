@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.tensors import at_least_float32
+from vitreous._utils.torch_state import at_least_float32
 from vitreous.architecture import Architecture
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.inputs.model_input import Inputs

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import in_float64
+from vitreous._utils.torch_state import in_float64
 from vitreous.errors import UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, Texts, texts_of
 from vitreous.inputs.patch_geometry import PatchGeometry

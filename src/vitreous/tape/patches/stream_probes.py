@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.tensors import at_least_float32
-from vitreous._utils.torch_state import outside_inference_mode
+from vitreous._utils.torch_state import at_least_float32, outside_inference_mode
 from vitreous.architecture import Architecture, Point
 from vitreous.errors import UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, ask, outside_inference

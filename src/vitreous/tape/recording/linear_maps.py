@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from vitreous._utils.tensors import at_least_float32
+from vitreous._utils.torch_state import at_least_float32
 from vitreous.architecture import Architecture
 from vitreous.architecture.description import HeadPath, Norm, PathStep, ValueMap
 from vitreous.architecture.norms import LinearNorm, linear_norm

@@ -13,7 +13,7 @@ from vitreous.architecture import Architecture, Point
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape.attention.handler import AttentionHandler
 from vitreous.tape.patches.grid_probe import Embedding, embedding_of
-from vitreous.tape.recording import torch_functions as ops
+from vitreous.tape.recording import interception as ops
 from vitreous.tape.recording.gradient_breaks import GradientBreaks, mark_below_graph
 from vitreous.tape.recording.interception import (
     Handler,

@@ -8,7 +8,6 @@ from typing import TypeVar, get_args, get_type_hints
 from vitreous._utils.messages import close_match
 from vitreous.errors import MethodError
 from vitreous.tape.rules.abslrp import AbsoluteLrpRule, ProgramAbsoluteLrpRule
-from vitreous.tape.rules.gamma import Inside, gamma_rule
 from vitreous.tape.rules.gradient_rules import (
     AttnLrpRule,
     ConservativeRule,
@@ -17,7 +16,7 @@ from vitreous.tape.rules.gradient_rules import (
     ResidualRule,
     Rule,
 )
-from vitreous.tape.rules.lrp import LrpRule, OriginalLrpRule, RelevanceRule
+from vitreous.tape.rules.lrp import Inside, LrpRule, OriginalLrpRule, RelevanceRule, gamma_rule
 
 __all__ = [
     "RULES",

@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from vitreous.tape.attention.record import AttentionRecord
-from vitreous.tape.rules.calls import (
+from vitreous.tape.rules.gradient_rules import (
     DropoutCall,
     ElementwiseCall,
     EmbeddingCall,
     LinearCall,
     NormCall,
     PoolCall,
+    Rule,
     ScaleCall,
     SumCall,
     statistics,
     vector_jacobian,
 )
-from vitreous.tape.rules.gradient_rules import Rule
 from vitreous.tape.rules.lrp import RelevanceRule, Shares
 
 _SMALL = 1e-9  # as in the authors' program

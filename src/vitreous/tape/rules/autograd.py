@@ -15,8 +15,7 @@ from torch import Tensor
 
 from vitreous.tape.attention.record import AttentionRecord
 from vitreous.tape.rules.abslrp import ConstantStatisticsRule
-from vitreous.tape.rules.calls import Call, ElementwiseCall, NormCall, statistics
-from vitreous.tape.rules.gradient_rules import Rule
+from vitreous.tape.rules.gradient_rules import Call, ElementwiseCall, NormCall, Rule, statistics
 
 # mypy: disable-error-code="no-untyped-call,override"
 

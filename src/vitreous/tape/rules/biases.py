@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import at_least_float32
+from vitreous._utils.torch_state import at_least_float32
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape.patches.layout import Layout
 from vitreous.tape.recording.interception import Progress
 from vitreous.tape.recording.plan import Plan
 from vitreous.tape.rules.autograd import ActiveRule, RemainderHook, origin_of
-from vitreous.tape.rules.calls import ElementwiseCall
+from vitreous.tape.rules.gradient_rules import ElementwiseCall
 
 # mypy: disable-error-code="no-untyped-call"
 

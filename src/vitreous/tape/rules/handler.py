@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape.recording import torch_functions as ops
+from vitreous.tape.recording import interception as ops
 from vitreous.tape.recording.gradient_breaks import is_constant
 from vitreous.tape.recording.interception import Progress, TorchCall, in_graph
 from vitreous.tape.recording.plan import Plan

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from vitreous._utils.tensors import EXACT
+from vitreous._utils.torch_state import EXACT
 from vitreous.architecture import Architecture
 from vitreous.architecture.operations import product_operands, trailing_axes, weight_of_call
 from vitreous.architecture.trace import is_factory, tensors_in
@@ -22,7 +22,7 @@ from vitreous.tape.recording.interception import Progress, TorchCall, in_graph, 
 from vitreous.tape.recording.plan import PIXELS, Needs, Plan
 from vitreous.tape.rules import RULES
 from vitreous.tape.rules.autograd import ActiveRule, Follow, followed_call, gradient_between, kind_of
-from vitreous.tape.rules.calls import (
+from vitreous.tape.rules.gradient_rules import (
     Call,
     DropoutCall,
     EmbeddingCall,

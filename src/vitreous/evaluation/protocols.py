@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from vitreous._utils.messages import close_match
 from vitreous.errors import ProtocolError
-from vitreous.evaluation.protocols.protocol import Protocol, Sweep
+from vitreous.evaluation.protocol import Protocol, Sweep
 from vitreous.evaluation.tasks.faithfulness import (
     Completeness,
     EfficientRandomisation,
@@ -30,6 +30,9 @@ from vitreous.evaluation.tasks.segmentation import (
     ThresholdSearch,
 )
 from vitreous.evaluation.tasks.word_masking import Erasure, Rationales, WordErasing
+
+__all__ = ["PROTOCOLS", "Protocol", "find_protocol", "list_protocols"]
+
 
 _ERASER = "DeYoung et al., ERASER, ACL 2020; Cheng et al., GradToken, Neural Networks 2025"
 _CHEFER = "Chefer et al., Transformer Interpretability Beyond Attention Visualization, CVPR 2021"

@@ -13,11 +13,14 @@ import pyarrow as pa
 
 from vitreous._utils.messages import error_message
 from vitreous._utils.storage import MANIFEST, StorageError, parse_manifest, sealed
-from vitreous.evaluation.store.files import (
+from vitreous.evaluation.run import (
     ENDING,
     PARTIAL_ENDING,
     PLACE_COLUMNS,
     Lock,
+    Run,
+    RunError,
+    Shard,
     atomic_write,
     fault_of,
     order_of,
@@ -26,7 +29,6 @@ from vitreous.evaluation.store.files import (
     take_lock,
     write_shard,
 )
-from vitreous.evaluation.store.run import Run, RunError, Shard
 from vitreous.methods import is_control
 
 KIND = "vitreous evaluation"

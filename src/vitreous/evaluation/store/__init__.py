@@ -1,1 +1,0 @@
-"""What a run is, and the folder that holds its results."""
