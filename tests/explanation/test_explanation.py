@@ -231,10 +231,15 @@ class TestHeatmap:
         assert heatmap[::4, ::4].tolist() == [[-0.25, 0.0], [0.5, 1.0]]
 
     @pytest.mark.parametrize("smooth", [True, False])
-    def test_unsigned_maps_start_at_zero_or_at_a_score_below_it(self, smooth):
+    def test_unsigned_maps_start_at_zero_and_show_nothing_below_it(self, smooth):
         heatmap = one_map([[1.0, 2.0], [3.0, 4.0]], signed=False).heatmap("m", smooth=smooth)[0]
         assert (heatmap.min(), heatmap.max()) == pytest.approx((0.25, 1.0))
-        heatmap = one_map([[-1.0, 0.0], [2.0, 3.0]], signed=False).heatmap("m", smooth=smooth)[0]
+        heatmap = one_map([[-9.0, 0.0], [2.0, 4.0]], signed=False).heatmap("m", smooth=smooth)[0]
+        assert [heatmap[0, 0], heatmap[0, -1], heatmap[-1, 0], heatmap[-1, -1]] == pytest.approx([0, 0, 0.5, 1])
+
+    @pytest.mark.parametrize("smooth", [True, False])
+    def test_unsigned_maps_without_a_score_above_zero_start_at_the_lowest(self, smooth):
+        heatmap = one_map([[-4.0, -3.0], [-2.0, 0.0]], signed=False).heatmap("m", smooth=smooth)[0]
         assert (heatmap.min(), heatmap.max()) == pytest.approx((0.0, 1.0))
 
     def test_patches_are_exact_rectangles_on_a_grid_that_is_not_square(self):
@@ -265,7 +270,7 @@ class TestHeatmap:
         explanation = one_map([[-largest, 0.0], [1.0, largest]], signed=False, dtype=dtype)
         heatmap = explanation.heatmap("m", smooth=False)
         assert heatmap.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-        assert heatmap[0, ::4, ::4].flatten().tolist() == pytest.approx([0.0, 0.5, 0.5, 1.0], abs=1e-4)
+        assert heatmap[0, ::4, ::4].flatten().tolist() == pytest.approx([0.0, 0.0, 0.0, 1.0], abs=1e-4)
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
     def test_a_map_that_is_not_finite_is_refused(self, bad):

@@ -172,9 +172,9 @@ class Explanation(Predicted):
     def heatmap(self, method: str, *, smooth: bool = True, size: tuple[int, ...] | None = None) -> Tensor:
         """Scale the scores of a method for display, each map by itself.
 
-        Zero stays zero: maps of methods without sign are divided by their largest value, into [0, 1] (where some values
-        are below zero, the smallest becomes 0), signed maps by their largest absolute value, into [-1, 1]. A constant
-        map gives zeros.
+        Zero stays zero: maps of methods without sign are divided by their largest value, into [0, 1], and scores below
+        zero become 0 (unless no score is above); signed maps are divided by their largest absolute value, into [-1, 1].
+        A constant map gives zeros.
 
         Args:
             method: One of ``methods``.

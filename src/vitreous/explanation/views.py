@@ -240,7 +240,7 @@ def display_maps(
         grid: Rows and columns of patches, behind the depth of a volume.
         size: Height and width of the result, behind its depth.
         signed: Divide by the largest absolute value, into [-1, 1], so that zero stays zero; otherwise divide by the
-            largest value, into [0, 1], or where some are below zero stretch from the smallest to the largest.
+            largest value, into [0, 1]; scores below zero are shown as zero, unless none is above.
         smooth: Interpolate bilinearly between patch centres, trilinearly in volumes; otherwise every patch is a
             rectangle of one value.
         geometry: Where patches are centred; equal cells by default.
@@ -399,7 +399,7 @@ def framed_maps(
     if high <= low:
         return torch.zeros_like(frame.place(maps, smooth=smooth))
     unit = (maps - low) / (high - low)
-    return frame.place(2 * unit - 1 if signed else unit, smooth=smooth, geometry=geometry).clamp(-1, 1)
+    return frame.place(2 * unit - 1 if signed else unit, smooth=smooth, geometry=geometry).clamp(-1 if signed else 0, 1)
 
 
 def _fill_range(maps: torch.Tensor, *, signed: bool, from_zero: bool, axes: int = 2) -> torch.Tensor:
@@ -409,6 +409,7 @@ def _fill_range(maps: torch.Tensor, *, signed: bool, from_zero: bool, axes: int 
     unit = maps / torch.where(peak > 0, peak, 1)
     lowest, highest = unit.amin(dim=last, keepdim=True), unit.amax(dim=last, keepdim=True)
     constant = highest - lowest <= 4 * torch.finfo(maps.dtype).eps
-    start = lowest.clamp(max=0) if from_zero else lowest
-    scaled = unit if signed else (unit - start) / torch.where(constant, 1, highest - start)
+    # Zero is where colour starts; a map without a score above it is shown from its lowest score, or nothing is seen.
+    start = torch.where(highest > 0, 0, lowest) if from_zero else lowest
+    scaled = unit if signed else ((unit - start) / torch.where(constant, 1, highest - start)).clamp(min=0)
     return torch.where(constant, 0, scaled)

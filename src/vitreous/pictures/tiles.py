@@ -334,7 +334,7 @@ def find_span(scores: Tensor, *, signed: bool, from_zero: bool = True) -> tuple[
     if signed:
         largest = max(abs(low), abs(high))
         return -largest, largest
-    return (min(0.0, low), max(0.0, high)) if from_zero else (low, high)
+    return (0.0 if high > 0 else min(0.0, low), max(0.0, high)) if from_zero else (low, high)
 
 
 def bar_marks(span: tuple[float, float], *, signed: bool, words: bool = False) -> tuple[str, ...]:

@@ -60,8 +60,8 @@ window.vitreousMaps = (() => {
     map.scores = decode(map);
     map.rowEdges = edgesOf(map.rows, map.rows === view.grid[0] ? view.edges.rows : null);
     map.columnEdges = edgesOf(map.columns, map.columns === view.grid[1] ? view.edges.columns : null);
-    // Signed maps are scaled around zero, others from zero, or from the lowest score if that is below.
-    map.zero = map.signed ? 0 : Math.min(0, map.low);
+    // Signed maps are scaled around zero, others from zero, or from the lowest score if none is above zero.
+    map.zero = map.signed || map.high > 0 ? 0 : Math.min(0, map.low);
     map.span = map.signed ? Math.max(Math.abs(map.low), Math.abs(map.high)) : map.high - map.zero;
     return map;
   }
@@ -70,7 +70,7 @@ window.vitreousMaps = (() => {
   function strength(map, score, settings) {
     if (!(map.span > 0)) return 0;
     const value = (score - map.zero) / map.span;
-    if (Math.abs(value) < settings.threshold) return 0;
+    if (Math.abs(value) < settings.threshold || (!map.signed && value < 0)) return 0;
     if (map.signed && settings.sign === "for" && value < 0) return 0;
     if (map.signed && settings.sign === "against" && value > 0) return 0;
     return value;
