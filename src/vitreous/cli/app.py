@@ -1,7 +1,4 @@
-"""``vitreous serve``: a web page that explains images and texts.
-
-The ``vitreous`` application: its commands, and how their errors become one line and an exit code.
-"""
+"""The ``vitreous`` application: its commands, ``vitreous serve``, and how errors become one line and an exit code."""
 
 from __future__ import annotations
 

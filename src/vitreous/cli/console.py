@@ -1,8 +1,7 @@
-"""Options that several commands share: names, help texts and checks.
+"""What commands share: options with their help texts and checks, and terminal output.
 
-Terminal output: results go to standard output, messages and progress to standard error.
-
-Progress is a bar or a status line on a terminal, and plain lines at intervals elsewhere.
+Results go to standard output, messages and progress to standard error. Progress is a bar or a status line on a
+terminal, and plain lines at intervals elsewhere.
 """
 
 from __future__ import annotations

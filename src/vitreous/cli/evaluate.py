@@ -1,9 +1,4 @@
-"""``vitreous evaluate`` and ``vitreous report``: measure methods under a protocol, and write the results.
-
-``vitreous recommend``: measure methods on a sample of images and recommend one per purpose.
-
-``vitreous audit``: examine what a model relies on over a data set, and write the findings.
-"""
+"""Commands on data sets: ``vitreous evaluate``, ``report``, ``recommend`` and ``audit``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The kinds ``masks`` and ``labelled``: a plain folder of images with masks or with a table of labels.
+"""Data sets in plain folders: ``masks``, ``labelled`` and ``mura``; and mosaics of any data set with labels.
 
-The kind ``mura`` is a folder of radiographs of the upper limb (MURA), labelled normal or abnormal.
-
-Mosaics of photos of different classes, made of any data set with labels: it is known exactly where a class is.
+MURA is a folder of radiographs of the upper limb, labelled normal or abnormal. A mosaic has photos of different
+classes, so that it is known exactly where a class is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A protocol: the evaluation of a paper as data, so that a result can say exactly how it was measured.
+"""A protocol: the evaluation of a paper as data, with the numbers that papers print for it.
 
-Numbers that papers print for a protocol: never rows among own results, always a table of their own.
+Published numbers are never rows among own results, always a table of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What a run is: everything its numbers depend on, as plain data, and the key derived from it.
+"""A run: everything its numbers depend on, the key derived from it, and its files.
 
-The files of a run: written atomically, locked between processes, and checked when they are read.
-
-``storage.atomic_file`` is for files that one process writes for a person: it follows links and waits for no disk.
+Files are written atomically, locked between processes, and checked when they are read. ``storage.atomic_file`` is for
+files that one process writes for a person: it follows links and waits for no disk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The explanation report: predictions, maps, curves, what the methods mean and how the report was made.
+"""The report of an explanation, and its views in notebooks: predictions, maps, curves, what the methods mean.
 
-A report is written photo by photo, so that a folder of thousands needs no more memory than one photo.
-
-Explanations in notebooks: a small comparison of the maps, and the predictions in a table.
+A report is written image by image, so that a folder of thousands needs no more memory than one image.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Texts as a caller gives them, turned into what a text model takes, with the place of every token in its text.
-
-Prompts: texts for the text tower of a dual encoder, with the position of every token in its text.
+"""Texts and prompts as a caller gives them, tokenized for a model, with the position of every token in its text.
 
 Text towers pool differently from text classifiers. CLIP reads the end token, under a causal mask. SigLIP reads the last
 of a fixed number of tokens, padding included. BERT towers read the class token or the mean of all tokens.

@@ -1,13 +1,10 @@
-"""Controls and ceilings: maps that say nothing about the model, and an order found by asking it.
+"""Controls and ceilings: maps that say nothing about the model, and orders found by searching on the metric itself.
 
-They stand in every evaluation as rows of their own: a method that does not beat ``random``, ``centre`` and ``edges``
-has shown nothing about the model, and ``oracle`` is close to the most that an order of patches can reach. None of
-them explains anything, so they are listed apart and never recommended.
-
-Ceilings by search on the metric itself: MDA [walker2025metric][] and LiMA [chen2025less][].
-
-Both search for an order of regions by running the model on subsets, as ``oracle`` does, with the papers' searches.
-Regions are patches or squares of patches; the others are dropped from the sequence, where the papers paint them.
+They are rows of their own in every evaluation: a method that does not beat ``random``, ``centre`` and ``edges`` has
+shown nothing about the model, and ``oracle`` is close to the most that an order of patches can reach. None of them
+explains anything, so they are listed apart and never recommended. MDA [walker2025metric][] and LiMA [chen2025less][]
+search for an order of regions by running the model on subsets, with the papers' searches. Regions are patches or
+squares of patches; the others are dropped from the sequence, where the papers paint them.
 """
 
 from __future__ import annotations

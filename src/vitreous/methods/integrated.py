@@ -1,6 +1,7 @@
-"""Gradients averaged over many inputs: Integrated Gradients and SmoothGrad, over pixels or over the first tokens.
+"""Gradients averaged over many inputs: Integrated Gradients, SmoothGrad and DAVE.
 
-DAVE [wrobel2026dave][]: the model's effective linear map, averaged over small moves of the image and smoothed.
+The first two take pixels or the first tokens. DAVE [wrobel2026dave][] averages the model's effective linear map over
+small moves of the image and smooths it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""One patch or window at a time: occlusion, PAMI and AtMan.
+"""One patch or window at a time: occlusion, PAMI, AtMan and CAAP.
 
 Occlusion [zeiler2014visualizing][] hides the window, PAMI [shi2023pami][] hides everything else, AtMan
-[deiseroth2023atman][] suppresses the attention to it.
-
-Activation patching: CAAP [izadi2026causal][], one patch's activations in an image without content.
+[deiseroth2023atman][] suppresses the attention to it, CAAP [izadi2026causal][] puts its activations into an image
+without content.
 """
 
 from __future__ import annotations

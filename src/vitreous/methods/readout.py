@@ -1,6 +1,6 @@
-"""The view of a method: one tape and the gradients of one target, without access to the model.
+"""Read-outs, and the view that they read: a score for every token, or a matrix between tokens, at one layer.
 
-Read-outs: a score for every token or a matrix between tokens at one layer; and sums of pixels over patches.
+A view has one tape and the gradients of one target, without access to the model.
 """
 
 from __future__ import annotations

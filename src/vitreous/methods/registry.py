@@ -1,6 +1,6 @@
-"""Options of methods and aggregations, declared as annotated keyword arguments and parsed from text.
+"""The method registry: ``@register`` declares a method with its paper, properties and options.
 
-The method registry: ``@register`` declares a method with its paper and properties.
+Options are annotated keyword arguments, parsed from text.
 """
 
 from __future__ import annotations

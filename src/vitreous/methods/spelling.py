@@ -1,8 +1,7 @@
-"""Aggregations: combine the read-outs of several layers into one map.
+"""Method spellings, ``name[.aggregation...][:option=value,...]``: aggregations, parsing into recipes, and their cost.
 
-Parse method spellings, ``name[.aggregation...][:option=value,...]``, into recipes, and derive their cost.
-
-The cost is the number and the depth of the passes, derived from the needs of the read-out.
+An aggregation combines the read-outs of several layers into one map. The cost is the number and the depth of the
+passes, derived from the needs of the read-out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Access to the Hugging Face hub: one quick probe, and the local cache if the hub cannot be reached.
-
-Read checkpoints without running code from them, and load them strictly.
-"""
+"""Checkpoints: found on the Hugging Face hub or in its local cache, read without running code, loaded strictly."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Load image classifiers and CLIP-like image towers of the transformers library, without running remote code.
-
-Load text classifiers of the transformers library with their tokenizers, without running remote code.
-"""
+"""Load image and text classifiers and CLIP-like image towers of transformers, without running remote code."""
 
 from __future__ import annotations
 

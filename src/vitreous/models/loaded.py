@@ -1,6 +1,6 @@
-"""Fingerprints of models: a hash of weights, structure, settings and user code.
+"""``LoadedModel``: a model with its preprocessing, class names and fingerprint.
 
-``LoadedModel``: a model with its preprocessing and class names.
+The fingerprint is a hash of weights, structure, settings and user code.
 """
 
 from __future__ import annotations

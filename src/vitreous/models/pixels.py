@@ -1,6 +1,6 @@
-"""Convert the caller's images to the input tensor of a model.
+"""The caller's images as the input tensor of a model, and as images for display.
 
-Images for display: files and arrays unchanged, tensors with their normalisation undone.
+For display, files and arrays are unchanged, and tensors have their normalisation undone.
 """
 
 from __future__ import annotations

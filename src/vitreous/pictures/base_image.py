@@ -1,8 +1,7 @@
-"""The image under a heatmap: a photo in its own resolution and aspect, and the part of it that the model saw.
+"""The image under a heatmap, and quick pictures on it: one overlay, or methods side by side.
 
-Quick pictures drawn with Pillow alone, on the image as the model saw it: one overlay, and methods side by side.
-
-They serve folders and notebooks. Figures for print, in the photo's own resolution, are in ``figures``.
+A base image is a photo in its own resolution and aspect, with the part of it that the model saw. Quick pictures are
+drawn with Pillow alone, for folders and notebooks. Figures for print are in ``figures``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Text in pictures: line breaking, class captions, and the placeholder of a map that cannot be shown.
-
-The canvas of a figure: laid out from the top left, written as PNG, SVG or PDF, without pyplot.
+"""The canvas of a figure: laid out from the top left, written as PNG, SVG or PDF, without pyplot; and text on it.
 
 Lengths are in units of 1/100 inch, which are pixels at scale 1.
 """

@@ -1,8 +1,6 @@
-"""Sizes, fonts and lengths of a page: for the screen, or for a column in print.
+"""Sizes, fonts, lengths and colours: of a page for the screen or a column in print, of heatmaps, words and chart lines.
 
 Lengths on a page are in units of 1/100 inch.
-
-Colours of heatmaps, words and chart lines, and the overlay of a heatmap on its image.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""captum: gradients at pixels and layers, occlusion, LIME and KernelSHAP.
+"""Peers: other libraries that implement some of the methods; imported on first use.
 
-pytorch-grad-cam (the package grad-cam): class activation maps at a block's first norm.
-
-lxt: AttnLRP and CP-LRP by patched modules, as input x gradient at the first block.
-
-pnpxai: captum's gradients under its own interface, and attention rollout by zennit's hooks.
-
-quantus: mostly metrics; its ``explain`` calls captum with its own settings.
-
-Peers: other libraries that implement some of the methods, one file each; imported on first use.
+captum: gradients at pixels and layers, occlusion, LIME and KernelSHAP. pytorch-grad-cam: class activation maps at a
+block's first norm. lxt: AttnLRP and CP-LRP by patched modules, as input x gradient at the first block. pnpxai: captum's
+gradients under its own interface, and attention rollout by zennit's hooks. quantus: mostly metrics; its ``explain``
+calls captum with its own settings.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""One row of a measurement: the cost of a method, or of its implementation in another library (peer).
-
-Measure the cost of a job: seconds, passes of the model, and peak memory.
+"""Measure the cost of a job: seconds, passes of the model, and peak memory; one row per method or peer.
 
 Jobs are timed in turn, so that changes of the machine's load affect all of them. Passes are counted per block. Memory
-is read from the allocator and is the same on every machine.
-
-Baselines of the measurements: plain passes of the same model on the same images.
+is read from the allocator and is the same on every machine. Baselines are plain passes of the same model on the same
+images.
 """
 
 from __future__ import annotations

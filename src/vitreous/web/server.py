@@ -1,6 +1,6 @@
-"""Gradio's settings in this process while a page runs, and a session state that does not grow.
+"""The server of the page: on one port, closed to everything that the page does not need.
 
-The server of the page: on one port, closed to everything that the page does not need.
+Gradio's settings in this process are changed while a page runs, and its session state does not grow.
 """
 
 from __future__ import annotations

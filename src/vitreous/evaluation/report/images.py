@@ -1,7 +1,4 @@
-"""The best and the worst samples of every method, with their maps.
-
-Figures of results for print: dots, radar plots, curves with bands, and metrics over the start layer.
-"""
+"""Pictures of results: the best and worst samples of every method with their maps, and figures for print."""
 
 from __future__ import annotations
 

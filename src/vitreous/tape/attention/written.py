@@ -1,6 +1,7 @@
-"""``F.multi_head_attention_forward`` opened up, so that q, k, v and O of ``nn.MultiheadAttention`` can be seen.
+"""Attention that a model writes out itself: q kᵀ, perhaps scaled and masked, a softmax, A v.
 
-Attention that a model writes out itself: q kᵀ, perhaps scaled and masked, a softmax, A v.
+``F.multi_head_attention_forward`` is opened up in the same way, so that q, k, v and O of ``nn.MultiheadAttention`` are
+seen.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The functions of torch by which models spell the same operation.
-
-Intercepting the calls of a model's forward pass without touching the model.
+"""Intercepting the calls of a model's forward pass without touching the model.
 
 PyTorch's own ``TorchFunctionMode`` sees every call of the thread that entered it: attention, softmax, normalisation,
 activation. Calls that work on what depends on the model's input are numbered as in the run that showed the
 architecture, so that what is to happen in a block is known by the number of the call. No hooks are needed, on the model
-or elsewhere.
+or elsewhere. Functions of torch that spell the same operation are listed first.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""The calls of a forward pass that rules act on, as a rule's ``backward_...`` methods get them.
-
-``NormCall`` and ``ElementwiseCall`` are non-linear; every rule treats them. The others, linear maps, sums, scales, are
-left to autograd unless a rule carries relevance.
-
-Rules: how the backward pass treats attention, normalisation, activations and products.
+"""Rules: how the backward pass treats attention, normalisation, activations and products.
 
 The forward pass is never changed, so one recorded forward pass serves every rule. A rule is a class that states its
 treatment of each kind of call as class attributes. What no attribute can state, it computes in a ``backward_...``
-method, which gets the recorded call and the gradient at its output and returns the gradient at its input. Everything
-linear is left to autograd, unless a rule carries relevance (see ``lrp``).
+method, which gets the recorded call and the gradient at its output and returns the gradient at its input. ``NormCall``
+and ``ElementwiseCall`` are non-linear; every rule treats them. Everything linear is left to autograd, unless a rule
+carries relevance (see ``lrp``).
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Rules under which the backward pass carries relevance instead of a gradient: the LRP of Chefer et al.
+"""Rules under which the backward pass carries relevance: the LRP of Chefer et al., and AttnLRP with the gamma rule.
 
 Re-indexing passes relevance on as it passes a gradient on, and where a stream forks both add up. Everything else that
-touches a stream has a rule here.
-
-AttnLRP with the gamma rule in linear layers and convolutions, as a gradient: its authors' setting for images.
-
-Each setting is a rule of its own, made and named by ``gamma_rule``, so that passes are distinguished by rule names.
+touches a stream has a rule here. The gamma rule in linear layers and convolutions is the setting of AttnLRP's authors
+for images; each setting is a rule of its own, made and named by ``gamma_rule``, so that passes are distinguished by
+rule names.
 """
 
 from __future__ import annotations
