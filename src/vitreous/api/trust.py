@@ -474,8 +474,8 @@ class _Measurement:
 
     def _without_maps(self, first: str, whole: Floats | None, reason: str, verdict: Verdict = "not measured") -> Trust:
         """A statement in the place of numbers."""
-        told = f"Trust: {verdict}, because {reason}."
-        return replace(self._trust(first, whole, (reason,)), verdict=verdict, sentence=told)
+        known = self._trust(first, whole, (reason,))
+        return replace(known, verdict=verdict, sentence=f"Trust: {verdict}, because {reason}.")
 
     def _trust(self, first: str, whole: Floats | None, notes: tuple[str, ...]) -> Trust:
         """What is known before any map was measured."""
