@@ -236,10 +236,10 @@ def test_a_mixer_has_no_attention_and_is_told_what_does_work(method: str) -> Non
 
 def test_of_the_usual_methods_those_that_a_model_allows_are_used() -> None:
     images = torch.randn(1, 3, 32, 32)
-    reason = "its blocks do not attend"
-    with pytest.warns(UserWarning, match=f"tokentm is left out: {reason}; gradtoken is left out: ") as told:
+    refused = "".join(f"{name} is left out: its blocks do not attend; " for name in ("twoscale", "tokentm", "gae"))
+    with pytest.warns(UserWarning, match=refused) as told:
         explanation = vitreous.explain(mixer(), images)
-    assert explanation.methods == ("decompx.skipplus",)
+    assert explanation.methods == ("decompx.skipplus", "fullgrad_plus:rule=libra")
     assert [warning.filename for warning in told] == [__file__]
 
 

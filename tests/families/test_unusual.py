@@ -119,7 +119,7 @@ class MixingHeads(Attention):
         scores = self.before((query * self.scale @ key.mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         weights = self.after(scores.softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         if self.kept:
-            self.matrix, self.value = weights, value
+            self.matrix, self.head_values = weights, value
         output = ((weights.detach() if self.frozen else weights) @ value).transpose(1, 2).flatten(2)
         if self.kept:
             self.output = output

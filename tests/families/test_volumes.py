@@ -248,5 +248,5 @@ def test_factorised_attention_is_refused() -> None:
     }  # fmt: skip
     clips = torch.randn(2, 3, 6, 16, 16)
     attention = package.ViViT(**options, variant="factorized_self_attention").eval()
-    with pytest.raises(UnsupportedModelError, match="no row of tokens is one image's"):
+    with pytest.raises(UnsupportedModelError, match="so tokens cannot be assigned to images"):
         vitreous.explain(attention, clips, "gae")

@@ -24,7 +24,7 @@ def maps_of(images, *methods, model=None, **options):
 
 class TestTheList:
     def test_they_are_listed_apart_and_are_no_methods(self):
-        assert [info.name for info in list_controls()] == [*CONTROLS, "mda", "lima", "oracle"]
+        assert [info.name for info in list_controls()] == [*CONTROLS, "oracle", "mda", "lima"]
         assert not {info.name for info in list_methods()} & {info.name for info in list_controls()}
 
     def test_controls_take_no_run_of_their_own_and_the_oracle_many(self):

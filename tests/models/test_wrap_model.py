@@ -85,7 +85,7 @@ def test_figures_and_speed_take_it_too(network, photo):
 
 
 def test_a_module_around_it_does_not_know(network, photo):
-    with pytest.raises(InputError, match="a name, one that timm made, or a pair of a model and its image processor"):
+    with pytest.raises(InputError, match="a name, a timm model, or a pair of a model and its image processor"):
         vitreous.explain(torch.nn.Sequential(network), photo, "gae")
     known = Preprocessing((32, 32), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), resize_size=(35, 35))
     told = vitreous.explain((torch.nn.Sequential(network), known), photo, "gae")

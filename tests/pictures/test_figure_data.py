@@ -1,6 +1,7 @@
 """The numbers behind figures: against closed forms, against maps written out, and against what explain() gives."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from literal.tokentm import transformed_tokens
 from small_models import PATCHES, largest_difference, random_images, small_vit
 from vitreous.api.explain import explain
 from vitreous.errors import InputError, MethodError
-from vitreous.explanation.explanation import Explanation
 from vitreous.pictures.curves import area, perturbation_curves
 from vitreous.pictures.strips import (
     depth_spellings,
@@ -213,7 +213,7 @@ class TestCurves:
         model, image = small_vit(dynamic_img_size=True, dynamic_img_pad=True), random_images(1)[..., :30, :30]
         generator = torch.Generator().manual_seed(0)
         pixels = torch.rand(1, 30 * 30, dtype=torch.float64, generator=generator)
-        explanation = Explanation(**{**vars(explain(model, image, "ixg", 0)), "scores": {"ixg": pixels}})
+        explanation = replace(explain(model, image, "ixg", 0), scores={"ixg": pixels})
         (one,) = perturbation_curves(model, image, explanation, steps=16)
         means = [patch.mean() for row in pixels.view(30, 30).split(8) for patch in row.split(8, dim=1)]
         order = torch.stack(means).argsort(descending=True).tolist()
@@ -234,7 +234,7 @@ class TestCurves:
     def test_a_map_without_an_order_has_none(self, model, image):
         whole = explain(model, image, ["tokentm", "ixg"], 2)
         scores = {**whole.scores, "ixg": torch.full_like(whole.scores["ixg"], math.nan)}
-        broken = Explanation(**{**vars(whole), "scores": scores})
+        broken = replace(whole, scores=scores)
         first, second = perturbation_curves(model, image, broken, steps=2)
         expected = perturbation_curves(model, image, whole, steps=2)[0]
         assert np.abs(first.deletion - expected.deletion).max() < EXACT

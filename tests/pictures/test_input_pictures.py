@@ -219,7 +219,7 @@ class TestWithAPicture:
             ({"image": torch.zeros(7, 3, 4, 4)}, "1 image is explained, but 7 were given"),
             ({"image": torch.full((3, 4, 4), float("nan"))}, "finite"),
             ({"image": torch.zeros(3, 4, 4, dtype=torch.int64)}, "uint8 pixels, or floating point"),
-            ({"image": np.zeros((4, 4, 3), dtype=np.uint8), "mean": 0.5, "std": 0.5}, "leave them out"),
+            ({"image": np.zeros((4, 4, 3), dtype=np.uint8), "mean": 0.5, "std": 0.5}, "omit them for an image"),
             ({"image": 7}, "an image is a path"),
             ({"image": np.zeros((4, 4, 3), dtype=np.uint8), "photo": "cat.jpg"}, "not both"),
             ({"photo": "cat.jpg"}, "as image="),

@@ -330,10 +330,10 @@ def test_the_model_is_as_it_was():
         ({"batch": 0}, InputError, "batch must be at least 1"),
         ({"methods": "gea"}, MethodError, "there is no method 'gea'"),
         ({"methods": []}, MethodError, "no method was given"),
-        ({"images": None}, InputError, "images must be given"),
+        ({"images": None}, InputError, "the size of this model's input is not known: pass images"),
         ({"images": random_images()[0]}, InputError, "must have shape"),
         ({"images": random_images().byte()}, InputError, "floating point and normalised, not torch.uint8"),
-        ({"images": Image.new("RGB", (32, 32))}, InputError, "need a model whose preprocessing is known"),
+        ({"images": Image.new("RGB", (32, 32))}, InputError, "need a model with known preprocessing"),
         ({"peers": ["captain"]}, InputError, "there is no peer 'captain'"),
     ],
 )
