@@ -1,7 +1,7 @@
 # Two commands do it all on a fresh machine: `make demo` and `make test`. Both set up .venv once.
 PYTHON ?= python3
 BIN := .venv/bin
-TESTERS ?= 2
+TESTERS ?= 3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test fuzz lint docs pictures package catalog format clean
@@ -10,8 +10,8 @@ demo: .venv/.demo-installed  ## explain a photo of two animals: why this class, 
 	$(BIN)/vitreous explain demo-two --model demo --method twoscale,tokentm,gradtoken,decompx.skipplus --topk 2 --trust \
 		--out demo-output
 
-# A file of tests stays in one process, for its tests share what is costly; one thread each, for more only wait for each
-# other. OMP_NUM_THREADS says so to torch. Byte code is kept, or each of many processes compiles everything again.
+# A file of tests stays in one process, for its tests share what is costly; three processes for two cores, for tests of
+# servers and browsers wait; one thread each. OMP_NUM_THREADS says so to torch. Byte code is kept, or each of many processes compiles everything again.
 test: .venv/.dev-installed  ## run the whole test suite
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
 		--numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
