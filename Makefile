@@ -10,8 +10,9 @@ demo: .venv/.demo-installed  ## explain a photo of two animals: why this class, 
 	$(BIN)/vitreous explain demo-two --model demo --method twoscale,tokentm,gradtoken,decompx.skipplus --topk 2 --trust \
 		--out demo-output
 
-# A file of tests stays in one process, for its tests share what is costly; three processes for two cores, for tests of
-# servers and browsers wait; one thread each. OMP_NUM_THREADS says so to torch. Byte code is kept, or each of many processes compiles everything again.
+# A file of tests stays in one process, for its tests share what is costly. Three processes for two cores, for tests of
+# servers and browsers wait; one thread each, as OMP_NUM_THREADS says to torch. Byte code is kept, or each of many
+# processes compiles everything again.
 test: .venv/.dev-installed  ## run the whole test suite
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
 		--numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
