@@ -23,7 +23,7 @@ from torch.nn import functional
 from vitreous._utils.defaults import DEFAULT_OPACITY
 from vitreous._utils.messages import close_match
 from vitreous.errors import InputError
-from vitreous.inputs.patch_geometry import Frame, PatchGeometry, Size, enlarge, line_weights
+from vitreous.inputs.patch_geometry import INTERPOLATION, Frame, PatchGeometry, Size, enlarge, line_weights
 
 if TYPE_CHECKING:
     import os
@@ -258,8 +258,7 @@ def display_maps(
     elif smooth:
         # Interpolation can miss a patch's centre and so its peak; the range is filled again afterwards. It is filled
         # before as well because rounding in the interpolation of a constant map would be stretched into a pattern.
-        mode = "bilinear" if axes == 2 else "trilinear"
-        enlarged = functional.interpolate(maps, size=size, mode=mode, align_corners=False)
+        enlarged = functional.interpolate(maps, size=size, mode=INTERPOLATION[axes], align_corners=False)
         maps = _fill_range(enlarged, signed=signed, from_zero=from_zero, axes=axes)
     else:
         maps = functional.interpolate(maps, size=size, mode="nearest-exact")

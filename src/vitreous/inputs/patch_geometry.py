@@ -21,6 +21,7 @@ from torch import Tensor
 from vitreous.errors import InputError
 
 Size = tuple[int, ...]  # of an image (height, width), of a volume (depth, height, width)
+INTERPOLATION = {2: "bilinear", 3: "trilinear"}  # of torch, by the axes of a map
 
 
 def plane(lengths: Size) -> tuple[int, int]:

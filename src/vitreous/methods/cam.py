@@ -18,8 +18,8 @@ from torch.nn.functional import pad
 
 from vitreous._utils.torch_state import at_least_float32
 from vitreous.errors import MethodError
-from vitreous.inputs.patch_geometry import PatchGeometry, Size, enlarge
-from vitreous.methods.perturbation import INTERPOLATION, few_at_once, rerun
+from vitreous.inputs.patch_geometry import INTERPOLATION, PatchGeometry, Size, enlarge
+from vitreous.methods.perturbation import few_at_once, rerun
 from vitreous.methods.readout import Procedure, Readout, TokenReadout, View
 from vitreous.methods.registry import MOST_EVALUATIONS, StreamRuleOption, register
 from vitreous.tape import GradientNeeds, Intervention, Needs

@@ -20,7 +20,7 @@ from torch import Tensor
 from vitreous._utils.torch_state import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.inputs.model_input import Inputs
-from vitreous.inputs.patch_geometry import PatchGeometry, Size, patch_of_line
+from vitreous.inputs.patch_geometry import INTERPOLATION, PatchGeometry, Size, patch_of_line
 from vitreous.inputs.targets import check_classes
 from vitreous.methods.readout import Procedure, View, total
 from vitreous.tape import Intervention, Layout, Needs, Tape
@@ -28,7 +28,6 @@ from vitreous.tape.output import Quantity
 from vitreous.tape.runner import ModelRunner
 
 _AT_ONCE = 16  # masks of pixels built at once
-INTERPOLATION = {2: "bilinear", 3: "trilinear"}  # by the axes of a map
 
 
 class Masks(ABC):
