@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vitreous.api.explain import find_recipes
 from vitreous.api.run_methods import run_methods
 from vitreous.errors import VitreousError
-from vitreous.inputs.model_input import Texts
+from vitreous.inputs.model_io import Texts
 from vitreous.inputs.targets import find_targets
 from vitreous.methods import list_methods
 from vitreous.methods.spelling import cost_of

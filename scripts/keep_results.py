@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vitreous.evaluation.report.figures import Curves, curves_of
 from vitreous.evaluation.report.results import Results, counted_values, discover_runs, summarise
-from vitreous.evaluation.report.svg import Curves, curves_of
 from vitreous.evaluation.report.tables import ResultTable, as_rows
 from vitreous.evaluation.statistics import estimates
 from vitreous.evaluation.store import read_manifest

@@ -35,7 +35,7 @@ from torch.nn import functional
 
 from vitreous.inputs.images import read_image
 from vitreous.models import demo
-from vitreous.models.demo import clip
+from vitreous.models import demo as clip
 from vitreous.models.preprocessing import from_timm
 
 TEMPLATES = ("{}", "a {}", "a photo of a {}.", "a picture of the {}.", "there is a {} in the photo.")

@@ -22,8 +22,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import vitreous
-from vitreous.evaluation.report.images import _panel
-from vitreous.evaluation.report.svg import sweeps_of
+from vitreous.evaluation.report.figures import _panel, sweeps_of
 from vitreous.evaluation.statistics import Estimate
 from vitreous.methods import is_control
 from vitreous.models import LoadedModel, load_model

@@ -24,8 +24,8 @@ from generated import ending_of, write_or_check
 
 from vitreous.evaluation.protocol import published_data, published_results, published_rows
 from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.report.figures import dots_chart
 from vitreous.evaluation.report.overall import pareto_front
-from vitreous.evaluation.report.svg import dots_chart
 from vitreous.evaluation.report.tables import (
     ResultTable,
     markdown_grid,

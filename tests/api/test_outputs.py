@@ -25,9 +25,9 @@ from vitreous.evaluation.protocols import find_protocol
 from vitreous.evaluation.run import ModelChoice, Run
 from vitreous.evaluation.runner.measure import measure
 from vitreous.explanation.explanation import Explanation
-from vitreous.inputs.outputs import likelihood_slope, likelihoods
+from vitreous.inputs.model_io import likelihood_slope, likelihoods
 from vitreous.metrics.perturbation import probabilities
-from vitreous.models.wrap_model import TwoSided
+from vitreous.models.loading import TwoSided
 
 # Float64, the same arithmetic but for the order of a softmax's gradient and the head's.
 SAME = 1e-12

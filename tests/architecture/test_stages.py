@@ -28,7 +28,7 @@ from vitreous.evaluation.run import ModelChoice
 from vitreous.evaluation.runner.adapters import first_run
 from vitreous.evaluation.runner.measure import load
 from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record
-from vitreous.tape.patches.stream_probes import first_block_input
+from vitreous.tape.patches.receptive_fields import first_block_input
 
 FOUR = {"depths": (1, 1, 1, 2), "embed_dims": (8, 16, 24, 32)}
 TWO = {"embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}

@@ -9,7 +9,7 @@ import torch
 
 from vitreous.errors import VitreousError
 from vitreous.methods.perturbation import patch_of_pixel
-from vitreous.tape.patches.stream_probes import first_block_input
+from vitreous.tape.patches.receptive_fields import first_block_input
 from vitreous.tape.runner import ModelRunner
 from zoo import CLASSES, ENTRIES, Entry
 

@@ -13,7 +13,7 @@ from vitreous.auditing.collected import read_collected
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.protocols import find_protocol, list_protocols
 from vitreous.evaluation.run import content_hash, schema_of
-from vitreous.evaluation.tasks.maps import estimated_object
+from vitreous.evaluation.tasks.patch_masking import estimated_object
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,18 @@ import numpy as np
 import pytest
 
 from invented_runs import invented_results
-from vitreous.evaluation.report.images import Extreme, extremes_of
+from vitreous.evaluation.report.figures import (
+    Curves,
+    Extreme,
+    curves_chart,
+    curves_of,
+    dots_chart,
+    extremes_of,
+    sweeps_of,
+)
 from vitreous.evaluation.report.overall import agreement_grid, overall_results, pareto_front
 from vitreous.evaluation.report.page import MethodStyles, write_page
 from vitreous.evaluation.report.results import summarise
-from vitreous.evaluation.report.svg import Curves, curves_chart, curves_of, dots_chart, sweeps_of
 from vitreous.evaluation.report.tables import ResultTable
 from vitreous.evaluation.statistics import Estimate
 from vitreous.metrics.metric import mean_of

@@ -26,7 +26,7 @@ from vitreous.evaluation.runner.measure import columns_of, measure, preprocessin
 from vitreous.evaluation.runner.prepare_run import _load
 from vitreous.evaluation.tasks.task import Case, TextBatch
 from vitreous.evaluation.tasks.word_masking import Erasure, Rationales, WordErasing
-from vitreous.inputs.model_input import Texts
+from vitreous.inputs.model_io import Texts
 from vitreous.metrics.text import token_f1
 
 MOVIES, RATIONALES = find_protocol("eraser-movies"), find_protocol("eraser-movies-rationales")

@@ -13,7 +13,7 @@ from torch import nn
 import vitreous
 from small_models import CLASSES, random_images, small_vit
 from vitreous.errors import InputError, TargetError, VitreousError
-from vitreous.inputs.outputs import class_scores, embeddings, find_part
+from vitreous.inputs.model_io import class_scores, embeddings, find_part
 from vitreous.inputs.target import restore_target, store_target
 from vitreous.inputs.target_objects import parse_target
 from vitreous.targets import Box, Class, Contrast, Logit, Output, Pixels, Probability, Query, Similarity, Target, Token

@@ -18,7 +18,7 @@ import torch
 import vitreous
 from small_models import CLASSES, PATCHES, largest_difference, random_images, small_vit
 from vitreous.errors import TargetError
-from vitreous.inputs.outputs import scale_of
+from vitreous.inputs.model_io import scale_of
 from vitreous.inputs.target import find_class
 from vitreous.methods.spelling import cost_of
 from vitreous.models import LoadedModel, Preprocessing

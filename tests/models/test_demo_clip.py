@@ -9,7 +9,7 @@ import vitreous
 from vitreous.errors import MissingDependencyError, ModelError
 from vitreous.inputs.images import read_image
 from vitreous.models import demo
-from vitreous.models.demo import clip
+from vitreous.models import demo as clip
 from vitreous.targets import Prompt
 
 pytestmark = pytest.mark.demo

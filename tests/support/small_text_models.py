@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitreous.api.explain import find_recipes
 from vitreous.api.run_methods import run_methods
 from vitreous.api.runs import RawResult
-from vitreous.inputs.model_input import Texts
+from vitreous.inputs.model_io import Texts
 from vitreous.inputs.targets import find_targets
 
 PAD, CLS, SEP, MASK, UNKNOWN = range(5)

@@ -25,8 +25,7 @@ from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evalua
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation, Origin, with_deferred_logits, with_origin
 from vitreous.explanation.folder import collect_provenance
-from vitreous.inputs.model_input import ask
-from vitreous.inputs.outputs import OutputActivation, OutputPart, check_outputs, find_part
+from vitreous.inputs.model_io import OutputActivation, OutputPart, ask, check_outputs, find_part
 from vitreous.inputs.target import TargetContext, class_indices
 from vitreous.inputs.target_objects import parse_targets
 from vitreous.inputs.targets import AnyTarget, TargetObjects, find_objects
@@ -36,9 +35,9 @@ from vitreous.metrics.sanity import spearman
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.models.dual_encoder import find_dual_encoder
 from vitreous.models.loaded import with_resolved_outputs
+from vitreous.models.loading import called_by, known_class_names
 from vitreous.models.pixels import DisplayImages, Images, Model, display_images, find_model, find_pixels
 from vitreous.models.prompt_target import embed_prompts, holds_prompts
-from vitreous.models.wrap_model import called_by, known_class_names
 from vitreous.tape.output import OutputReader
 
 PRECISIONS = ("model", "bf16")

@@ -22,14 +22,14 @@ from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.description import Block, StreamStage
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import UnsupportedModelError
-from vitreous.inputs.outputs import OutputPart
+from vitreous.inputs.model_io import OutputPart
 from vitreous.inputs.targets import One, TargetObjects
 from vitreous.methods import list_methods
 from vitreous.methods.spelling import Recipe
 from vitreous.models import LoadedModel
 from vitreous.models.loaded import resolved_outputs
+from vitreous.models.loading import called_by
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
-from vitreous.models.wrap_model import called_by
 from vitreous.tape import Layout, Needs, Plan, record
 from vitreous.tape.output import OutputReader
 from vitreous.tape.runner import EvaluationLimitReached, limited_evaluations

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from vitreous.api.runs import DeferredLogits, RawResult, RunSettings, find_outputs
 from vitreous.architecture import find_architecture
 from vitreous.errors import RefusedMethodsError, TargetError, UnsupportedModelError
-from vitreous.inputs.model_input import Inputs, Rows, Texts
-from vitreous.inputs.outputs import OutputActivation, in_unit_interval, scale_of
+from vitreous.inputs.model_io import Inputs, OutputActivation, Rows, Texts, in_unit_interval, scale_of
 from vitreous.inputs.target import Target
 from vitreous.inputs.targets import AnyTarget, TargetObjects, Targets, find_targets
 from vitreous.methods import View, list_methods

@@ -20,8 +20,7 @@ from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, UnsupportedModelError, VitreousError
 from vitreous.explanation.prediction import ExplanationError
-from vitreous.inputs.model_input import FAILURES, Inputs, Texts
-from vitreous.inputs.outputs import OutputActivation, are_probabilities, in_unit_interval
+from vitreous.inputs.model_io import FAILURES, Inputs, OutputActivation, Texts, are_probabilities, in_unit_interval
 from vitreous.inputs.target import Target
 from vitreous.inputs.targets import Targets
 from vitreous.tape import Layout

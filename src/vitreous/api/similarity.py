@@ -24,8 +24,7 @@ from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation
 from vitreous.inputs.images import find_images
-from vitreous.inputs.model_input import ask, encoding_methods
-from vitreous.inputs.outputs import embeddings
+from vitreous.inputs.model_io import ask, embeddings, encoding_methods
 from vitreous.inputs.patch_geometry import plane
 from vitreous.models import LoadedModel
 from vitreous.models.dual_encoder import DualEncoder, ImageTower, SimilarityHead, find_dual_encoder

@@ -49,7 +49,7 @@ from vitreous.explanation.trust import (
     verdict_of,
 )
 from vitreous.explanation.views import register_view
-from vitreous.inputs.outputs import likelihoods
+from vitreous.inputs.model_io import likelihoods
 from vitreous.methods.perturbation import PatchMasks, seeded
 from vitreous.methods.readout import patch_means
 from vitreous.metrics.metric import Floats

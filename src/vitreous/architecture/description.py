@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.positions import Placement, Places
-from vitreous.inputs.outputs import OutputActivation
+from vitreous.inputs.model_io import OutputActivation
 
 # Where a block normalises: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)).
 NormPlace = Literal["pre", "post", "branch"]

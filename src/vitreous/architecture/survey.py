@@ -20,7 +20,7 @@ from vitreous.architecture.find import describe
 from vitreous.architecture.find_attention import find_attention
 from vitreous.architecture.trace import Trace, Tracer, uncompiled
 from vitreous.errors import UnsupportedModelError, VitreousError
-from vitreous.inputs.model_input import (
+from vitreous.inputs.model_io import (
     FAILURES,
     Inputs,
     Texts,
@@ -29,8 +29,8 @@ from vitreous.inputs.model_input import (
     failed_inside,
     failed_on,
     outside_inference,
+    scale_of,
 )
-from vitreous.inputs.outputs import scale_of
 
 # What was seen of a model, by the shape of its input. A run that takes other steps is seen again.
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Hashable, Architecture]] = WeakKeyDictionary()

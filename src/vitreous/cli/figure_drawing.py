@@ -20,7 +20,7 @@ from vitreous.errors import InputError, MethodError, TargetError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import FigureOptions, look_with
 from vitreous.inputs.images import read_image
-from vitreous.inputs.outputs import OutputActivation
+from vitreous.inputs.model_io import OutputActivation
 from vitreous.inputs.target import Target
 from vitreous.inputs.target_objects import Contrast, parse_target
 from vitreous.methods.spelling import parse

@@ -17,8 +17,7 @@ from vitreous.evaluation.tasks.faithfulness import (
     ShiftStability,
     SingleDeletion,
 )
-from vitreous.evaluation.tasks.maps import KeepMaps
-from vitreous.evaluation.tasks.patch_masking import ContrastDropping, InfluenceDeletion, InsertionDeletion
+from vitreous.evaluation.tasks.patch_masking import ContrastDropping, InfluenceDeletion, InsertionDeletion, KeepMaps
 from vitreous.evaluation.tasks.pixel_masking import AreaBetweenCurves, ErasingAccuracy, ErasingProbability
 from vitreous.evaluation.tasks.sanity import Concentration, Faithfulness, Randomisation, Sensitivity
 from vitreous.evaluation.tasks.segmentation import (

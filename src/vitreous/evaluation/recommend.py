@@ -36,7 +36,7 @@ from vitreous.evaluation.tasks.segmentation import Segmentation
 from vitreous.methods import is_control
 from vitreous.metrics.metric import Metric
 from vitreous.models import LoadedModel
-from vitreous.models.wrap_model import infer_preprocessing
+from vitreous.models.loading import infer_preprocessing
 
 Goal = Literal["faithfulness", "localisation", "speed"]
 _SURE = 0.05  # p of the paired test against the best control, times the number of methods that were tried

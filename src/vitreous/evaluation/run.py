@@ -28,7 +28,7 @@ from vitreous._utils.defaults import SHARD_SIZE
 from vitreous._utils.messages import error_message, short_repr
 from vitreous._utils.storage import StorageError
 from vitreous.errors import RunError as RunError  # noqa: PLC0414  # re-exported
-from vitreous.inputs.outputs import OutputActivation, check_outputs
+from vitreous.inputs.model_io import OutputActivation, check_outputs
 
 MOST_THREADS = 1024  # more may crash the process
 _MOST_SHARDS = 10_000_000

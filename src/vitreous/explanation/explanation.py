@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from vitreous.explanation.trust import Trust
     from vitreous.explanation.views import Drawing
-    from vitreous.inputs.outputs import OutputActivation
+    from vitreous.inputs.model_io import OutputActivation
     from vitreous.inputs.patch_geometry import PatchGeometry
     from vitreous.inputs.target import Target
     from vitreous.models.pixels import Channels, Drawable, Photo
@@ -70,7 +70,8 @@ class Explanation(Predicted):
             slices, of a clip all frames, one below the other.
         preprocessing: How photos became the model's input, if known: which part of a photo was seen.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.folder``.
-        scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None``: logits. ``outputs`` is the same by name.
+        scale: What the outputs are, see ``vitreous.inputs.model_io``; ``None``: logits. ``outputs`` is the same
+            by name.
         images_note: A sentence on ``images`` that are not photos, such as a normalised tensor; figures show it.
         left_out: Default methods that the model does not support, and why.
         geometry: Where in the model's input patches are centred; ``None`` for equal cells.

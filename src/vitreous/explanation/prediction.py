@@ -13,7 +13,7 @@ import torch
 
 from vitreous._utils.messages import close_match, error_message
 from vitreous.errors import MethodError, VitreousError
-from vitreous.inputs.outputs import OutputActivation, likelihoods, percent
+from vitreous.inputs.model_io import OutputActivation, likelihoods, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -85,7 +85,7 @@ class Predicted:
 
     @property
     def outputs(self) -> OutputActivation:
-        """What the model's outputs are, see ``vitreous.inputs.outputs``: ``logits`` by default."""
+        """What the model's outputs are, see ``vitreous.inputs.model_io``: ``logits`` by default."""
         return self.scale or "logits"
 
     @property

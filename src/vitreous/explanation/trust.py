@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitreous.inputs.outputs import percent
+from vitreous.inputs.model_io import percent
 from vitreous.metrics.metric import Floats
 from vitreous.metrics.sanity import ranks, spearman
 

@@ -44,7 +44,7 @@ _PROVIDERS = (
     "vitreous.pictures.strips",
     "vitreous.html.report",
     "vitreous.html.report",
-    "vitreous.html.words",
+    "vitreous.html.page",
     "vitreous.api.trust",
 )
 _views: dict[tuple[type, str], View] = {}

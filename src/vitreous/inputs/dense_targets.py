@@ -12,7 +12,7 @@ from torch import Tensor
 from vitreous._utils.messages import short_repr
 from vitreous._utils.torch_state import special_kind
 from vitreous.errors import TargetError
-from vitreous.inputs.outputs import described_output, named_part
+from vitreous.inputs.model_io import described_output, named_part
 from vitreous.inputs.target import (
     ClassNames,
     OriginalRun,

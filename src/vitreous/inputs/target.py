@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitreous._utils.messages import errors_as, short_repr
 from vitreous._utils.torch_state import special_kind
 from vitreous.errors import TargetError
-from vitreous.inputs.outputs import OutputActivation
+from vitreous.inputs.model_io import OutputActivation
 
 _SUGGESTED = 3  # so many names are suggested at most
 

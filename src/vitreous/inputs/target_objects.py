@@ -19,7 +19,7 @@ from torch.autograd.function import FunctionCtx
 from vitreous._utils.messages import short_repr
 from vitreous._utils.torch_state import at_least_float32, special_kind
 from vitreous.errors import TargetError
-from vitreous.inputs.outputs import OutputActivation, class_scores, embeddings, likelihood_slope, likelihoods
+from vitreous.inputs.model_io import OutputActivation, class_scores, embeddings, likelihood_slope, likelihoods
 from vitreous.inputs.target import (
     PREDICTED,
     ClassNames,
@@ -137,7 +137,7 @@ class Probability(_OfClass):
 
     Attributes:
         index: the class, by number or name; ``None`` for the predicted one.
-        scale: what the model's outputs are, see ``vitreous.inputs.outputs``; found by itself where it is ``None``.
+        scale: what the model's outputs are, see ``vitreous.inputs.model_io``; found by itself where it is ``None``.
 
     Examples:
         >>> import vitreous

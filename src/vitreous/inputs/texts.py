@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vitreous._utils.messages import error_message, warn_caller
 from vitreous.errors import InputError, UnsupportedModelError
-from vitreous.inputs.model_input import Texts
+from vitreous.inputs.model_io import Texts
 
 _BLANKS = "▁Ġ"  # how SentencePiece and byte-level tokenizers write the blank in front of a word
 # The characters that BERT takes apart: unified ideographs with extensions A to F, and those for compatibility.

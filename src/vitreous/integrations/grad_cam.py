@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitreous._utils.messages import short_repr, warn_caller
 from vitreous.api.explain import explain, find_recipes
 from vitreous.errors import InputError, MethodError, TargetError
-from vitreous.inputs.outputs import class_scores
+from vitreous.inputs.model_io import class_scores
 from vitreous.inputs.target import Target
 from vitreous.inputs.target_objects import Output
 from vitreous.integrations.maps import unit_maps

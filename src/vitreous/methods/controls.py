@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitreous._utils.torch_state import at_least_float32
 from vitreous.errors import MethodError
-from vitreous.inputs.model_input import Inputs, Texts
+from vitreous.inputs.model_io import Inputs, Texts
 from vitreous.methods.perturbation import PerturbationMethod, all_targets, seeded, windows
 from vitreous.methods.readout import Procedure, View, layout_means
 from vitreous.methods.registry import AtMost, register

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.inputs.model_input import Texts
+from vitreous.inputs.model_io import Texts
 from vitreous.inputs.patch_geometry import Size
 from vitreous.methods.perturbation import Unrecorded, few_at_once, rerun, seeded, uniform
 from vitreous.methods.readout import Procedure, Readout, Resolution, ResolutionOption, View, input_scores, total

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitreous._utils.torch_state import at_least_float32
 from vitreous.errors import MethodError
-from vitreous.inputs.model_input import Inputs
+from vitreous.inputs.model_io import Inputs
 from vitreous.inputs.patch_geometry import INTERPOLATION, PatchGeometry, Size, patch_of_line
 from vitreous.inputs.targets import check_classes
 from vitreous.methods.readout import Procedure, View, total

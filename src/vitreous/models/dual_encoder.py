@@ -21,8 +21,7 @@ from torch.nn import functional
 
 from vitreous._utils.messages import errors_as
 from vitreous.errors import InputError, MissingDependencyError, ModelError, TargetError, UnsupportedModelError
-from vitreous.inputs.model_input import TRANSFORMERS_ENCODERS, encoding_methods
-from vitreous.inputs.outputs import OutputActivation
+from vitreous.inputs.model_io import TRANSFORMERS_ENCODERS, OutputActivation, encoding_methods
 from vitreous.inputs.texts import CallableReader, PromptReader, prompt_reader
 from vitreous.models.hf_models import (
     architecture_of,
@@ -33,9 +32,8 @@ from vitreous.models.hf_models import (
     transformers_library,
 )
 from vitreous.models.loaded import LoadedModel, put_on
-from vitreous.models.loading import load_model
+from vitreous.models.loading import infer_preprocessing, load_model, preprocessing_of
 from vitreous.models.preprocessing import Preprocessing, Resize, as_image_size
-from vitreous.models.wrap_model import infer_preprocessing, preprocessing_of
 
 TEMPLATES = ("a photo of a {}.",)
 

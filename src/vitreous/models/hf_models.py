@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vitreous._utils.messages import error_message, errors_as, warn_caller
 from vitreous._utils.storage import expanded
 from vitreous.errors import MissingDependencyError, ModelError
-from vitreous.inputs.model_input import Texts
+from vitreous.inputs.model_io import Texts
 from vitreous.inputs.texts import Reader, knows_no_words
 from vitreous.models import checkpoints as hub
 from vitreous.models.checkpoints import check_folder, check_sizes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from vitreous.inputs.outputs import OutputActivation
+    from vitreous.inputs.model_io import OutputActivation
 
 
 # The image tower to load from a vision-language model.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vitreous._utils.messages import error_message, source_hash
 from vitreous.errors import ModelError
-from vitreous.inputs.outputs import OutputActivation, scale_of
+from vitreous.inputs.model_io import OutputActivation, scale_of
 
 if TYPE_CHECKING:
     from vitreous.models.hf_models import LoadedTextModel

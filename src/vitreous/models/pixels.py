@@ -21,7 +21,7 @@ from vitreous._utils.torch_state import is_meta, special_kind
 from vitreous.errors import InputError, ModelError
 from vitreous.inputs.images import Source, read_image
 from vitreous.models import LoadedModel, load_model
-from vitreous.models.wrap_model import Pair, infer_preprocessing, model_with_processor
+from vitreous.models.loading import Pair, infer_preprocessing, model_with_processor
 
 if TYPE_CHECKING:
     from vitreous.models.preprocessing import Preprocessing

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitreous._utils.messages import short_repr
 from vitreous.errors import TargetError
-from vitreous.inputs.model_input import encoding_methods
+from vitreous.inputs.model_io import encoding_methods
 from vitreous.inputs.target import Target, register_stored
 from vitreous.models.dual_encoder import DualEncoder, ImageTower, ZeroShotClassifier, without_text_tower
 

@@ -24,7 +24,7 @@ from vitreous.architecture import find_architecture
 from vitreous.errors import InputError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import display_maps
-from vitreous.inputs.outputs import OutputActivation, likelihoods
+from vitreous.inputs.model_io import OutputActivation, likelihoods
 from vitreous.inputs.targets import AnyTarget, TargetObjects, find_targets
 from vitreous.methods import View
 from vitreous.methods.readout import patch_means

@@ -18,7 +18,7 @@ from vitreous.api.explain import explain
 from vitreous.errors import InputError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import FigureOptions, Look, framed_maps, look_with
-from vitreous.inputs.outputs import likelihoods, percent
+from vitreous.inputs.model_io import likelihoods, percent
 from vitreous.inputs.patch_geometry import plane
 from vitreous.inputs.targets import AnyTarget
 from vitreous.methods.spelling import Rollout, parse

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vitreous._utils.torch_state import at_least_float32
 from vitreous.errors import InputError, TargetError
-from vitreous.inputs import outputs
-from vitreous.inputs.outputs import OutputActivation, OutputPart, find_part, likelihood_slope, likelihoods
+from vitreous.inputs import model_io as outputs
+from vitreous.inputs.model_io import OutputActivation, OutputPart, find_part, likelihood_slope, likelihoods
 from vitreous.inputs.target import OriginalRun, Target, score_of
 from vitreous.inputs.target_objects import Class, Probability
 

@@ -29,7 +29,7 @@ from vitreous._utils.torch_state import HALF
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.errors import UnsupportedModelError, VitreousError
-from vitreous.inputs.model_input import FAILURES, Inputs
+from vitreous.inputs.model_io import FAILURES, Inputs
 from vitreous.tape.attention import written as multihead
 from vitreous.tape.attention.record import attention_arguments, bias_of_heads, heads_of, rows_of
 from vitreous.tape.recording import interception as ops

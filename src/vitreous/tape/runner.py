@@ -19,13 +19,23 @@ from vitreous._utils.torch_state import at_least_float32, outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.architecture.trace import uncompiled
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
-from vitreous.inputs.model_input import FAILURES, Inputs, Rows, Texts, ask, failed_inside, failed_on, outside_inference
-from vitreous.inputs.outputs import OutputActivation, scale_of
+from vitreous.inputs.model_io import (
+    FAILURES,
+    Inputs,
+    OutputActivation,
+    Rows,
+    Texts,
+    ask,
+    failed_inside,
+    failed_on,
+    outside_inference,
+    scale_of,
+)
 from vitreous.inputs.patch_geometry import PatchGeometry
 from vitreous.tape.output import CLASS_SCORES, OutputReader, Quantity, explained
 from vitreous.tape.patches.grid_probe import PatchGridProbe
 from vitreous.tape.patches.layout import Layout
-from vitreous.tape.patches.stream_probes import first_block_input
+from vitreous.tape.patches.receptive_fields import first_block_input
 from vitreous.tape.recording.gradient_breaks import depends
 from vitreous.tape.recording.interception import OtherRunError
 from vitreous.tape.recording.plan import Intervention, Needs, Plan

@@ -14,7 +14,7 @@ from vitreous._utils.messages import error_message
 from vitreous._utils.torch_state import HALF
 from vitreous.architecture.norms import LinearNorm
 from vitreous.errors import UnsupportedModelError
-from vitreous.inputs.model_input import (
+from vitreous.inputs.model_io import (
     Inputs,
     Rows,
     Texts,

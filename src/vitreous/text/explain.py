@@ -18,7 +18,7 @@ from vitreous.api.runs import RawResult, RunSettings
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError, TargetError
 from vitreous.explanation.folder import collect_provenance
-from vitreous.inputs.outputs import OutputActivation, check_outputs
+from vitreous.inputs.model_io import OutputActivation, check_outputs
 from vitreous.inputs.target import OriginalRun, Target, TargetContext, class_indices
 from vitreous.inputs.target_objects import parse_targets
 from vitreous.inputs.targets import AnyTarget, TargetObjects, Targets, find_objects, find_targets, part_of

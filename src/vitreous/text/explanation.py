@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from vitreous.inputs.outputs import OutputActivation
+    from vitreous.inputs.model_io import OutputActivation
     from vitreous.inputs.target import Target
 
 By = Literal["max", "sum"]
@@ -45,7 +45,8 @@ class TextExplanation(Predicted):
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, if known.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.folder``.
-        scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None``: logits. ``outputs`` is the same by name.
+        scale: What the outputs are, see ``vitreous.inputs.model_io``; ``None``: logits. ``outputs`` is the same
+            by name.
         left_out: Default methods that the model does not support, and why.
         targets: The targets explained that are not classes, see ``vitreous.targets``; in ``target`` they have the
             numbers from the number of classes on.

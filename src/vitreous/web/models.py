@@ -16,7 +16,7 @@ from torch import nn
 from vitreous.api.explain import network_of
 from vitreous.api.similarity import embedding_tower
 from vitreous.errors import ModelError, VitreousError
-from vitreous.inputs.model_input import encoding_methods
+from vitreous.inputs.model_io import encoding_methods
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.dual_encoder import DualEncoder, load_dual_encoder, zero_shot
 from vitreous.models.hf_models import DEMO_TEXT, LoadedTextModel, load_text_model

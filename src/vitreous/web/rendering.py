@@ -18,8 +18,8 @@ from vitreous._utils.storage import write_text
 from vitreous.errors import InputError
 from vitreous.explanation.folder import arrays_of
 from vitreous.html import page, report
-from vitreous.html import words as words_html
-from vitreous.inputs.outputs import percent
+from vitreous.html import page as words_html
+from vitreous.inputs.model_io import percent
 from vitreous.methods import list_methods
 from vitreous.methods.registry import FAMILIES, MethodInfo
 from vitreous.methods.spelling import EXAMPLE_DEPTH, parse

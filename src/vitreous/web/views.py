@@ -13,7 +13,7 @@ from torch import Tensor
 from vitreous._utils.defaults import DEFAULT_OPACITY, PAPERS, RECIPE
 from vitreous.errors import MethodError
 from vitreous.explanation.trust import LIKELY, Trust, figures_of
-from vitreous.inputs.outputs import percent
+from vitreous.inputs.model_io import percent
 from vitreous.inputs.patch_geometry import plane
 from vitreous.methods import list_methods
 from vitreous.methods.registry import MethodInfo

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from invented_runs import invented_results
 from vitreous.cli import app
 from vitreous.errors import InputError, MethodError
-from vitreous.evaluation.report.images import metric_values
+from vitreous.evaluation.report.figures import metric_values
 from vitreous.evaluation.report.results import summarise
 from vitreous.metrics.metric import mean_of
 

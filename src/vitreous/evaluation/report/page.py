@@ -15,10 +15,20 @@ from markupsafe import Markup
 
 from vitreous import __version__
 from vitreous.evaluation.protocol import published_rows, published_title
-from vitreous.evaluation.report.images import Extreme, Extremes, Thumbnails, extremes_of, thumbnails_of
+from vitreous.evaluation.report.figures import (
+    Curves,
+    Extreme,
+    Extremes,
+    Thumbnails,
+    curves_chart,
+    curves_of,
+    dots_chart,
+    extremes_of,
+    sweeps_of,
+    thumbnails_of,
+)
 from vitreous.evaluation.report.overall import EXPLAINED, Overall, agreement_grid, overall_results
 from vitreous.evaluation.report.results import Results, summarise
-from vitreous.evaluation.report.svg import Curves, curves_chart, curves_of, dots_chart, sweeps_of
 from vitreous.evaluation.report.tables import (
     COLUMNS,
     ResultTable,

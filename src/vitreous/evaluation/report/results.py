@@ -193,7 +193,7 @@ class Results:
             >>> results.figure("dots", width="3.25in").save("dots.pdf").name
             'dots.pdf'
         """
-        from vitreous.evaluation.report.images import results_figure  # noqa: PLC0415  # imports matplotlib
+        from vitreous.evaluation.report.figures import results_figure  # noqa: PLC0415  # imports matplotlib
 
         return results_figure(self, name, methods=methods, metrics=metrics, look=look_with(look, options))
 

@@ -20,8 +20,7 @@ from vitreous.evaluation.protocol import Protocol, Resize
 from vitreous.evaluation.run import RunError
 from vitreous.evaluation.tasks.task import Batch, Case, ImageBatch, MapTarget, Passage, Picture, TextBatch
 from vitreous.evaluation.tasks.word_masking import logits_of_rows
-from vitreous.inputs.model_input import FAILURES
-from vitreous.inputs.outputs import OutputActivation, scale_of
+from vitreous.inputs.model_io import FAILURES, OutputActivation, scale_of
 from vitreous.inputs.texts import TokenizedText, Word
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel, Preprocessing, TwoSided

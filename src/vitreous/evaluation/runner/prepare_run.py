@@ -43,8 +43,7 @@ from vitreous.evaluation.runner.measure import (
 )
 from vitreous.evaluation.store import Notice, Store, earlier_runs
 from vitreous.explanation.folder import software_versions
-from vitreous.inputs.model_input import Inputs
-from vitreous.inputs.outputs import OutputActivation, scale_of
+from vitreous.inputs.model_io import Inputs, OutputActivation, scale_of
 from vitreous.methods import list_controls, list_methods
 from vitreous.methods.registry import CONTROL_FAMILIES, FAMILIES
 from vitreous.methods.spelling import EXAMPLE_DEPTH, cost_of, parse
@@ -52,7 +51,7 @@ from vitreous.models import LoadedModel
 from vitreous.models.dual_encoder import DualEncoder, find_dual_encoder
 from vitreous.models.hf_models import LoadedTextModel
 from vitreous.models.loaded import with_outputs, with_resolved_outputs
-from vitreous.models.wrap_model import Pair, infer_preprocessing
+from vitreous.models.loading import Pair, infer_preprocessing
 from vitreous.plugin import load_plugins
 from vitreous.tape.runner import ModelRunner
 from vitreous.text.explain import TextModel, explain_text, find_text_model

@@ -34,7 +34,7 @@ from vitreous.evaluation.tasks.task import (
     explained_class,
     label_of,
 )
-from vitreous.inputs.outputs import ClassOutputs
+from vitreous.inputs.model_io import ClassOutputs
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Direction, Floats, Metric, row
 from vitreous.tape.runner import ModelRunner

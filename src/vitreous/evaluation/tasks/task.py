@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from vitreous.datasets.dataset import Things
 from vitreous.errors import UnsupportedModelError, VitreousError
-from vitreous.inputs.outputs import ClassOutputs
+from vitreous.inputs.model_io import ClassOutputs
 from vitreous.inputs.patch_geometry import PatchGeometry, Size, enlarge
 from vitreous.inputs.target import Target
 from vitreous.inputs.texts import TokenizedText

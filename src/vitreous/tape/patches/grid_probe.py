@@ -26,17 +26,18 @@ from torch import Tensor, nn
 from vitreous._utils.torch_state import at_least_float32
 from vitreous.architecture import Architecture
 from vitreous.errors import InputError, UnsupportedModelError
-from vitreous.inputs.model_input import Inputs
+from vitreous.inputs.model_io import Inputs
 from vitreous.inputs.patch_geometry import PatchGeometry, Size
 from vitreous.tape.patches.receptive_fields import (
     PROBES,
     PROBES_BEHIND,
+    check_block_order,
     check_changed_patches,
+    first_block_input,
     noise_picture,
     receptive_fields,
     with_changed_patches,
 )
-from vitreous.tape.patches.stream_probes import check_block_order, first_block_input
 
 
 @dataclass(frozen=True)

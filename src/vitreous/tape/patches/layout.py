@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous._utils.torch_state import in_float64
 from vitreous.errors import UnsupportedModelError
-from vitreous.inputs.model_input import Inputs, Texts, texts_of
+from vitreous.inputs.model_io import Inputs, Texts, texts_of
 from vitreous.inputs.patch_geometry import PatchGeometry
 
 if TYPE_CHECKING:

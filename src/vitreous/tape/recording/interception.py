@@ -34,7 +34,7 @@ from vitreous.architecture.trace import (
     tensors_in,
 )
 from vitreous.errors import UnsupportedModelError
-from vitreous.inputs.model_input import Inputs, Texts
+from vitreous.inputs.model_io import Inputs, Texts
 
 ATTENTION = (F.scaled_dot_product_attention,)
 MULTI_HEAD_ATTENTION = (F.multi_head_attention_forward,)
