@@ -281,7 +281,7 @@ def _rules(across: Axis, up: Axis) -> list[_Rule]:
 
 
 _TEMPLATE = "words.html"
-_TOP = 3
+_SHOWN_CLASSES = 3  # of a text, the most likely ones
 
 
 class Paint(Protocol):
@@ -366,7 +366,7 @@ def _samples(explanation: TextExplanation, paint: Paint) -> list[tuple[str, str]
 
 
 def _text(explanation: TextExplanation, index: int, by: By) -> _Text:
-    likely = explanation.top(_TOP, index=index)
+    likely = explanation.top(_SHOWN_CLASSES, index=index)
     predictions = ", ".join(f"{label} {explanation.format_output(number, index)}" for number, label, _ in likely)
     maps = [
         _map(explanation, method, index, number, by, word_colour)
