@@ -19,8 +19,8 @@ from vitreous.cli.console import (
     JsonOption,
     OutputsOption,
     PluginOption,
-    TargetOption,
     TextMethodOption,
+    TextTargetOption,
     check_target_or_topk,
     one_line,
     parse_html_path,
@@ -51,7 +51,7 @@ def explain_text(
         str, typer.Option(help="A text classifier with its tokenizer: demo-text, hf/ID or hf/FOLDER.")
     ] = "demo-text",
     method: TextMethodOption = None,
-    target: TargetOption = None,
+    target: TextTargetOption = None,
     topk: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each text.")
     ] = None,
@@ -62,8 +62,11 @@ def explain_text(
     by: Annotated[
         WordScore, typer.Option(help="Score of a word: the maximum or the sum of the scores of its word pieces.")
     ] = "max",
-    html: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Also write an HTML page with the coloured texts.")
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", "--html", metavar="FILE", help="Also write a self-contained HTML report of the coloured texts."
+        ),
     ] = None,
     device: DeviceOption = "cpu",
     plugin: PluginOption = None,
@@ -72,7 +75,7 @@ def explain_text(
 ) -> None:
     """Explain texts: colour every word by its score, red for the class and blue against it."""
     check_target_or_topk(target, topk)
-    html_path = parse_html_path(html, "--html")
+    report_path = parse_html_path(report, "--report")
     methods = split_spellings(method) if method else None
     contents = [_read_text(text) for text in texts]
 
@@ -89,14 +92,14 @@ def explain_text(
         explanation = vitreous.explain_text(
             loaded, contents, methods, targets, topk=topk, outputs=outputs, windows=windows
         )
-    if html_path is not None:
-        write_text(html_path, explanation.html(by=by))
+    if report_path is not None:
+        write_text(report_path, explanation.html(by=by))
     if as_json:
         print_json(_as_json(explanation, by))
         return
     _print_texts(explanation, stdout_console(), by)
-    if html_path is not None:
-        print_line(stdout_console(), f"page: {html_path}")
+    if report_path is not None:
+        print_line(stdout_console(), f"report: {report_path}")
 
 
 def _read_text(argument: str) -> str:
