@@ -236,9 +236,8 @@ def _usage_errors() -> Iterator[None]:
     except _UsageError as error:
         if error.ctx is None or type(error).__name__ == "NoArgsIsHelpError":  # the help is the message
             raise
-        message = re.sub(
-            r"Input should be a valid (\w+).*", r"it must be a valid \1", error.format_message().rstrip(".")
-        )
+        message = error.format_message().rstrip(".").replace("Input should be", "it must be")
+        message = re.sub(r", unable to parse .*", "", message)
         usage = " ".join(error.ctx.get_usage().split())
         print_usage_error(f"{message[:1].lower()}{message[1:]}", f"{usage}; see {error.ctx.command_path} --help")
         raise typer.Exit(error.exit_code) from error

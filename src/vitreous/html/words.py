@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Protocol
 
 from vitreous.explanation.views import register_view
 from vitreous.html.page import document, macro
+from vitreous.html.report import contents_section, meaning, provenance_section
 from vitreous.pictures.canvas import NOT_SHOWN
 from vitreous.pictures.style import word_colour
 from vitreous.text.explanation import By, TextExplanation
 
+SAME_SCORES = "All words have the same score: nothing is coloured."
+
 _TEMPLATE = "words.html"
 _TOP = 3
+_SHOWN_IN_CONTENTS = 60  # characters of a text
 
 
 class Paint(Protocol):
@@ -38,18 +43,33 @@ class _Map:
     label: str
     stretches: list[_Stretch]
     problem: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class _Text:
     predictions: str
     maps: list[_Map]
+    anchor: str = ""
 
 
 @register_view(TextExplanation, "html")
-def page(explanation: TextExplanation, *, by: By) -> str:
-    """Render a whole page."""
-    return document("Which words made the model say this?", body(explanation, by=by))
+def page(explanation: TextExplanation, *, by: By, command: str | None = None) -> str:
+    """Render a report: summary, contents, the coloured texts, what the methods mean, how it was made."""
+    texts = [_text(explanation, index, by, f"text-{index + 1}") for index in range(len(explanation))]
+    listed = [
+        (text.anchor, shorten(whole, _SHOWN_IN_CONTENTS, placeholder=" …"), text.predictions.partition(", ")[0])
+        for text, whole in zip(texts, explanation.texts, strict=True)
+    ]
+    methods, provenance = explanation.methods, explanation.provenance
+    return document(
+        "Which words made the model say this?",
+        contents_section(listed, methods, provenance, "text")
+        + macro(_TEMPLATE, "body", _samples(explanation, word_colour), texts)
+        + macro("methods.html", "meanings", [(method, meaning(method)) for method in methods])
+        + provenance_section(provenance, "vitreous.explain_text, in Python" if command is None else command),
+        style="report.css",
+    )
 
 
 @register_view(TextExplanation, "notebook:html")
@@ -72,7 +92,7 @@ def coloured(
     If a score is NaN or infinite, the paragraph says that the text is not shown.
     """
     shown = _map(explanation, method, index, number, by, paint)
-    return macro(_TEMPLATE, "coloured", shown.stretches, shown.problem)
+    return macro(_TEMPLATE, "coloured", shown)
 
 
 def excerpt(explanation: TextExplanation, method: str, marked: Sequence[bool], words: int = 40) -> str:
@@ -97,7 +117,7 @@ def _samples(explanation: TextExplanation, paint: Paint) -> list[tuple[str, str]
     return samples
 
 
-def _text(explanation: TextExplanation, index: int, by: By) -> _Text:
+def _text(explanation: TextExplanation, index: int, by: By, anchor: str = "") -> _Text:
     likely = explanation.top(_TOP, index=index)
     predictions = ", ".join(f"{label} {explanation.format_output(number, index)}" for number, label, _ in likely)
     maps = [
@@ -105,14 +125,15 @@ def _text(explanation: TextExplanation, index: int, by: By) -> _Text:
         for method in explanation.methods
         for number in range(explanation.classes_per_image)
     ]
-    return _Text(predictions, maps)
+    return _Text(predictions, maps, anchor)
 
 
 def _map(explanation: TextExplanation, method: str, index: int, number: int, by: By, paint: Paint) -> _Map:
     label = explanation.label(index, number)
     if not explanation.shows(method, index, number, by=by):
         return _Map(method, label, [], NOT_SHOWN)
-    return _Map(method, label, list(_stretches(explanation, method, index, number, by, paint)), "")
+    note = SAME_SCORES if explanation.is_flat(method, index, number, by=by) else ""
+    return _Map(method, label, list(_stretches(explanation, method, index, number, by, paint)), "", note)
 
 
 def _stretches(
