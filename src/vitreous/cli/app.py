@@ -158,7 +158,7 @@ def _metavar(param: Any, ctx: Any) -> str:
         return str(kind)
     if kind.startswith(("int", "float")):
         return "N"
-    return {"path": "FILE", "file": "FILE", "dir": "DIR"}.get(kind, param.opts[0].lstrip("-").upper())
+    return {"path": "FILE", "file": "FILE", "dir": "DIR"}.get(kind) or str(param.opts[0].lstrip("-").upper())
 
 
 class PlainHelpCommand(TyperCommand):
