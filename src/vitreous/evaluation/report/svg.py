@@ -78,11 +78,11 @@ def _averaged(results: Results, curve: Curve, metric: Metric | None, banded: Col
 
 
 def _curve_factor(metric: Metric, tables: Iterable[Floats]) -> float:
-    """Shares of 0..1 are in percent where the metric made of them is shown in percent."""
-    if shown_factor(metric) == 1 and metric.range[1] != _PERCENT:
+    """Accuracies, probabilities and their differences are in percent where the metric made of them is."""
+    if shown_factor(metric) == 1 and not metric.in_percent:
         return 1.0
     with np.errstate(invalid="ignore"):
-        shares = all(not ((table < 0) | (table > 1)).any() for table in tables)
+        shares = all(not (np.abs(table) > 1).any() for table in tables)
     return _PERCENT if shares else 1.0
 
 
