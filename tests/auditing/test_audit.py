@@ -247,7 +247,8 @@ def test_a_set_of_broken_photos(tmp_path, monkeypatch):
 def test_too_few_photos_are_examined_without_a_suspicion(tmp_path):
     found = vitreous.audit(reader(), Squares(9), out=tmp_path, method=METHOD, threads=1)
     assert (found.findings, found.tested) == ([], ())
-    assert "too few photos" in write_reports(found)["html"].read_text()
+    page = write_reports(found)["html"].read_text()
+    assert "No finding, and none was possible: every class has too few photos" in page
 
 
 def test_limits(stamped):

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,7 @@ def as_html(content: Mapping[str, Any], folder: Path) -> str:
         observations=[row["sentence"] for row in content["observations"]],
         rejected=[_rejected(row) for row in content["not confirmed"]],
         power=_power(content["power"]),
+        too_few=all(each["share"] is None for each in content["power"]),
         kinds=_KINDS,
         left_out=content["suspicions left out"],
         settings=json.dumps(content["settings"]),
@@ -156,9 +157,14 @@ def _facts(content: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("maps", f"{told['method']}, {told['grid'][0]} x {told['grid'][1]} patches, of the predicted class"),
         ("versions", ", ".join(f"{name} {version}" for name, version in told["versions"].items())),
         ("started", told["created"]),
-        ("command", shlex.join(map(str, told["command"]))),
+        ("command", _command(told["command"])),
         ("run", told["run"]),
     ]
+
+
+def _command(words: Sequence[str]) -> str:
+    """The command as a person types it; of a Python program, how it was started."""
+    return shlex.join(["vitreous", *words[1:]] if list(words[1:2]) == ["audit"] else words)
 
 
 def _cells(effect: Mapping[str, Any]) -> tuple[str, ...]:
