@@ -101,7 +101,8 @@ def sweeps_of(estimates: Sequence[Estimate], metrics: Sequence[Metric] = ()) -> 
     for estimate in estimates:
         match = _SWEPT.fullmatch(estimate.method)
         if match is not None and np.isfinite(estimate.mean):
-            name = f"{match['before']}{match['option']}=…{match['after']}"
+            others = f"{match['before']}{match['after']}".replace(":,", ":").replace(",,", ",").rstrip(":,")
+            name = f"{others}, {match['option']} varies"
             lines = found.setdefault((estimate.metric, match["option"]), {})
             factor = shown_factor(shown[estimate.metric]) if estimate.metric in shown else 1.0
             lines.setdefault(name, {})[int(match["value"])] = factor * estimate.mean
