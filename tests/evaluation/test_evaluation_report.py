@@ -228,6 +228,11 @@ class TestSweeps:
         (found,) = sweeps_of(estimates)
         assert found == Curves("mIoU", "depth", (0, 1, 2), {"gradtoken, depth varies": (0.0, 0.1, 0.2)})
 
+    def test_other_options_stay_in_the_name(self):
+        for spelling in ("gae:start={},rule=libra", "gae:rule=libra,start={}"):
+            estimates = [Estimate(spelling.format(layer), "mIoU", 0.5, 0, 1, 3) for layer in range(3)]
+            assert list(sweeps_of(estimates)[0].lines) == ["gae:rule=libra, start varies"]
+
     def test_two_layers_are_no_line(self):
         estimates = [Estimate(f"raw.plus:start={layer}", "precision", 0.5, 0, 1, 3) for layer in (0, 1)]
         assert sweeps_of(estimates) == []
