@@ -23,6 +23,7 @@ COFFEE = "Coffee: Rachel Michetti, CC0"
 ASTRONAUT = "Eileen Collins: NASA, public domain"
 ROCKET = "Falcon 9: SpaceX, CC0"
 FLOWER = "Flower: vultilion, CC BY 2.0"
+TWO = "A cat and a German shepherd, which the demo model does not know"
 
 
 def photo(name: str) -> Image.Image:
@@ -62,7 +63,7 @@ def main() -> None:
     astronaut = photo("astronaut.png")
     face = cat.crop((75, 0, 375, 300))
     pictures = {
-        "cat-and-dog": ("Cat and dog", Image.open(DEMO / "cat-and-dog.jpg"), [DOG, CHELSEA]),
+        "cat-and-dog": (TWO, Image.open(DEMO / "cat-and-dog.jpg"), [DOG, CHELSEA]),
         "cat": ("A cat", cat, [CHELSEA]),
         "four-photos": ("Four photos", mosaic([coffee, face, rocket, flower]), [CHELSEA, COFFEE, ROCKET, FLOWER]),
         "grey-cat": ("Without colour", without_colour(face), [CHELSEA]),

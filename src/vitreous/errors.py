@@ -10,7 +10,7 @@ class VitreousError(Exception):
         ...     vitreous.explain(model, "demo.jpg", "tokentn")
         ... except vitreous.errors.VitreousError as error:
         ...     print(error)
-        'tokentn': there is no method 'tokentn'; did you mean tokentm, bi_token, gradtoken?
+        there is no method 'tokentn'; did you mean tokentm, bi_token, gradtoken?
     """
 
 

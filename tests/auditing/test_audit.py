@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy.stats import binom
 
 import vitreous
@@ -15,7 +16,7 @@ from audited import Squares, reader
 from vitreous.auditing import audit as auditing
 from vitreous.auditing.collected import middle_of
 from vitreous.auditing.interventions import Interventions
-from vitreous.auditing.report import as_csv, write_reports
+from vitreous.auditing.report import as_csv, as_html, write_reports
 from vitreous.errors import RunError
 
 METHOD = "gae"
@@ -150,6 +151,11 @@ def test_reports(stamped, tmp_path):
     assert "https://" not in page
     told = json.loads(files["json"].read_text())
     assert told["findings"][0]["place"] == "lower-left corner"
+    examples = told["findings"][0]["examples"]
+    assert [sorted(each) for each in examples] == [["photo", "picture", "probability"]] * 2
+    assert all(each["photo"] in told["findings"][0]["photos"] for each in examples)
+    assert [Image.open(tmp_path / each["picture"]).format for each in examples] == ["JPEG"] * 2
+    assert as_html(told, tmp_path) == page  # a view of the JSON file and its pictures, of nothing else
     assert told["findings"][0]["removal"]["changed"] == 1.0
     assert told["examined"]["photos"] == 90
     assert told["examined"]["weights"] == stamped.run.weights
@@ -241,7 +247,8 @@ def test_a_set_of_broken_photos(tmp_path, monkeypatch):
 def test_too_few_photos_are_examined_without_a_suspicion(tmp_path):
     found = vitreous.audit(reader(), Squares(9), out=tmp_path, method=METHOD, threads=1)
     assert (found.findings, found.tested) == ([], ())
-    assert "too few photos" in write_reports(found)["html"].read_text()
+    page = write_reports(found)["html"].read_text()
+    assert "No finding, and none was possible: every class has too few photos" in page
 
 
 def test_limits(stamped):

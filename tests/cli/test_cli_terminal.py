@@ -39,6 +39,8 @@ def photos(tmp_path):
     [
         (("explain",), "error: missing argument 'IMAGE'"),
         (("explain", "a.png", "--topk", "0"), "error: invalid value for '--topk'"),
+        (("explain", "a.png", "--topk", "x"), "error: invalid value for '--topk': it must be a valid integer"),
+        (("serve", "--port", "99999"), "error: invalid value for '--port': it must be less than or equal to 65535"),
         (("explain", "a.png", "--topk", "2", "--target", "1"), "error: invalid value for --target: it cannot be"),
         (("nonsense",), "error: no such command 'nonsense'"),
         (("--nonsense",), "error: no such option: --nonsense"),

@@ -1,5 +1,8 @@
 """Every command and every block of Python in the README runs as it is written, but for what no machine offline has."""
 
+import importlib.util
+import inspect
+import json
 import os
 import re
 import shlex
@@ -15,6 +18,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import forked
+import vitreous
 from running_server import serving
 from segmentation_file import write_segmentation
 from small_text_models import save_classifier
@@ -122,7 +126,7 @@ def test_a_command_runs(workshop, command):
     assert "Traceback" not in result.stderr
     assert result.stdout.strip()
     words = arguments_of(command)
-    for option in ("--out", "--html"):
+    for option in ("--out", "--report"):
         if option in words:
             assert (workshop.folder / words[words.index(option) + 1]).exists()
 
@@ -202,3 +206,72 @@ def test_scores_are_called_signed_where_they_are(page):
         said = line.partition("#")[2]
         if named and re.search(r"\bsigned\b(?! where the method is)", said):
             assert parse(named[1]).signed, f"{page.name}: {line.strip()}"
+
+
+def row_of(name: str) -> list[str]:
+    """A row of the table beside other libraries, without its name."""
+    (row,) = re.findall(rf"^\| {re.escape(name)} \| (.*) \|$", README, re.MULTILINE)
+    return row.replace("**", "").split(" | ")
+
+
+def test_the_table_names_the_pinned_versions_of_other_libraries():
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    (heading,) = re.findall(r"^\| \| Vitreous (.*) \|$", README, re.MULTILINE)
+    own, *others = heading.split(" | ")
+    assert own == vitreous.__version__
+    assert others == [f"{name} {pinned[name]}" for name in ("captum", "grad-cam", "lxt", "quantus")]
+
+
+def test_the_table_counts_methods_and_metrics_as_they_are():
+    catalog = json.loads((ROOT / "src/vitreous/cli/catalog.json").read_text())
+    methods = [one for one in catalog["methods"] if one["family"] not in ("control", "ceiling")]
+    metrics = {metric["name"] for protocol in catalog["protocols"] for metric in protocol["metrics"]}
+    assert row_of("attribution methods")[0] == str(len(methods))
+    expected = f"{len(metrics)}, in {len(catalog['protocols'])} named protocols with data sets"
+    assert row_of("metrics of explanations")[0] == expected
+
+
+def test_the_table_is_true_of_captum():
+    attr = pytest.importorskip("captum.attr")
+    from captum import metrics
+    from captum.attr._utils.attribution import Attribution
+
+    classes = {name for name in attr.__all__ if isinstance(getattr(attr, name), type)}
+    methods = {name for name in classes if issubclass(getattr(attr, name), Attribution)}
+    methods -= {"Attribution", "GradientAttribution", "PerturbationAttribution", "LimeBase", "DataLoaderAttribution"}
+    methods = {name for name in methods if not re.match("Layer|Neuron|Internal|.*LLM", name)}
+    assert row_of("attribution methods")[1].startswith(f"{len(methods)},")
+    assert not any(re.search("rollout|gae|attention", name, re.IGNORECASE) for name in classes)
+    assert row_of("metrics of explanations")[1] == str(
+        sum(hasattr(metrics, n) for n in ("infidelity", "sensitivity_max"))
+    )
+    for module in ("captum.influence", "captum.concept"):
+        assert importlib.util.find_spec(module) is not None
+    assert importlib.util.find_spec("captum.insights") is None  # its page is not part of it any more
+    assert hasattr(attr, "LLMAttribution")
+
+
+def test_the_table_is_true_of_grad_cam():
+    cams = pytest.importorskip("pytorch_grad_cam")
+    from pytorch_grad_cam.base_cam import BaseCAM
+
+    methods = {name for name, each in vars(cams).items() if isinstance(each, type) and issubclass(each, BaseCAM)}
+    around_another = {"FinerCAM", "RefineCAM", "SESS"} & set(vars(cams))
+    assert row_of("attribution methods")[2] == f"{len(methods | around_another)} class activation maps"
+    assert {"target_layers", "reshape_transform"} <= set(inspect.signature(BaseCAM).parameters)
+    assert hasattr(cams, "DeepFeatureFactorization")  # the concepts of one image
+    for metric in ("road", "arcc", "perturbation_confidence"):
+        assert importlib.util.find_spec(f"pytorch_grad_cam.metrics.{metric}") is not None
+
+
+def test_the_table_is_true_of_lxt_and_quantus():
+    quantus = pytest.importorskip("quantus")
+    lxt = pytest.importorskip("lxt")
+    count = sum(map(len, quantus.AVAILABLE_METRICS.values()))
+    assert row_of("metrics of explanations")[4] == f"{count}, for any explanation"
+    assert "IntegratedGradients" in quantus.AVAILABLE_XAI_METHODS_CAPTUM
+    assert quantus.AVAILABLE_XAI_METHODS_TF
+    folder = Path(lxt.__file__).parent
+    models = {file.stem for file in (folder / "efficient" / "models").glob("*.py")}
+    assert {name for name in models if "vit" in name} == {"vit_torch"}  # torchvision's, and no other one of images
+    assert "def pdf_heatmap(words" in (folder / "utils.py").read_text()  # figures of texts

@@ -227,13 +227,18 @@ class TestSweeps:
         means = {"raw.plus:start=10": 0.6, "raw.plus:start=2": 0.4, "gae": 0.9, "raw.plus:start=0": 0.5}
         estimates = [Estimate(method, "precision", mean, 0, 1, 3) for method, mean in means.items()]
         (found,) = sweeps_of(estimates)
-        assert found == Curves("precision", "start", (0, 2, 10), {"raw.plus:start=…": (0.5, 0.4, 0.6)})
+        assert found == Curves("precision", "start", (0, 2, 10), {"raw.plus, start varies": (0.5, 0.4, 0.6)})
 
     def test_ablations_of_depth_are_drawn(self):
         """GradToken's Fig. 11."""
         estimates = [Estimate(f"gradtoken:depth={depth}", "mIoU", depth / 10, 0, 1, 3) for depth in range(3)]
         (found,) = sweeps_of(estimates)
-        assert found == Curves("mIoU", "depth", (0, 1, 2), {"gradtoken:depth=…": (0.0, 0.1, 0.2)})
+        assert found == Curves("mIoU", "depth", (0, 1, 2), {"gradtoken, depth varies": (0.0, 0.1, 0.2)})
+
+    def test_other_options_stay_in_the_name(self):
+        for spelling in ("gae:start={},rule=libra", "gae:rule=libra,start={}"):
+            estimates = [Estimate(spelling.format(layer), "mIoU", 0.5, 0, 1, 3) for layer in range(3)]
+            assert list(sweeps_of(estimates)[0].lines) == ["gae:rule=libra, start varies"]
 
     def test_two_layers_are_no_line(self):
         estimates = [Estimate(f"raw.plus:start={layer}", "precision", 0.5, 0, 1, 3) for layer in (0, 1)]
@@ -266,7 +271,7 @@ class TestPage:
         sweeps = page.partition(">Metrics over a number in the spelling</h3>")[2].partition("<h3")[0]
         charts = dict(re.findall(r"<figcaption>([^<]+)</figcaption>(<svg.*?</svg>)", sweeps, re.DOTALL))
         assert list(charts) == ["precision (%)", "error", "size"]
-        heights = [y for _, y in points_of(charts["precision (%)"], "polyline", "decompx.plus:start=…")]
+        heights = [y for _, y in points_of(charts["precision (%)"], "polyline", "decompx.plus, start varies")]
         assert heights[2] < heights[0] < heights[1]  # 0.8, 0.5 and 0.2, and the page's y goes down
         images = page.partition(">Best and worst images</h3>")[2].partition("<details>")[0]
         shown = re.findall(r"<h4>(best|worst).*?</h4>.*?(\d\.png · \S+?)</div>", images)

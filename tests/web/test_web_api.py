@@ -90,9 +90,10 @@ def test_methods_and_model_are_described(server):
     ("fields", "reason"),
     [
         ({"methods": "nonsense"}, "there is no method 'nonsense'"),
+        ({"method": "gae"}, "There is no field 'method'; the fields are image, methods,"),
         ({"methods": ",".join(f"gae:start={number}" for number in range(13))}, "At most 12 methods"),
         ({"methods": "smoothgrad:samples=100000"}, "the limit of this page"),
-        ({"targets": "[1001]", "methods": "gae"}, "1000 classes"),
+        ({"targets": "[1001]", "methods": "gae"}, "classes"),
         ({"targets": '[{"kind": "similar"}]', "methods": "gae"}, "second photo"),
         ({"targets": "{", "methods": "gae"}, "targets must be a JSON list"),
         ({"model": "py/evil.py:model"}, "server"),

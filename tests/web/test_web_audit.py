@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 
 import vitreous
 from audited import Squares, reader
-from vitreous.auditing.report import write_reports
+from vitreous.auditing.report import read_examples, write_reports
 from vitreous.errors import InputError
-from vitreous.web.audit_tab import HOW, audit_html, examples_of, find_audits, report_routes
+from vitreous.web.audit_tab import HOW, audit_html, find_audits, report_routes
 from vitreous.web.security import is_allowed
 
 
@@ -37,11 +37,23 @@ def test_findings_are_listed_with_effects_and_examples(folder):
     assert "1 finding: the model relies on something besides the object" in page
     assert row["sentence"].replace("<", "&lt;") in page
     assert f"{100 * row['removal']['changed']:.0f}%" in page
-    pictures = examples_of(audit, 1)
+    pictures = list(read_examples(row, audit.folder))
     assert len(pictures) == 3
     assert all(source.startswith("data:image/jpeg;base64,") and "photo-0" in caption for source, caption in pictures)
     assert all(source in page for source, _ in pictures)
-    assert examples_of(audit, 2) == []
+    report = audit.page.read_text("utf-8")  # the same data, seen as a report
+    assert all(source in report and caption in report for source, caption in pictures)
+
+
+def test_pictures_of_examples_are_read_from_the_audit_alone(folder, tmp_path):
+    (audit,) = find_audits(folder)
+    (row,) = audit.content["findings"]
+    outside = tmp_path / "secret.jpg"
+    outside.write_bytes((audit.folder / row["examples"][0]["picture"]).read_bytes())
+    for name in (str(outside), "../secret.jpg", "audit-examples/../../secret.jpg", "audit-examples/missing.jpg"):
+        changed = {**row, "examples": [{**row["examples"][0], "picture": name}]}
+        assert list(read_examples(changed, audit.folder)) == []
+    assert list(read_examples({}, audit.folder)) == []  # written by an earlier version
 
 
 def test_lists_are_filtered_by_class(folder):

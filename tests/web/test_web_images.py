@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,18 @@ def test_second_visit_of_the_same_content_is_known(service, photo_input, file, t
     assert service.cached(again, request) is not None
     do(service, service.explain, again, request)
     assert service.images_run == runs
+
+
+@pytest.mark.parametrize("method", ["occlusion:window=3,stride=3", "pami:stride=2", "atman:budget=9"])
+def test_the_total_of_methods_of_windows_is_known_from_the_second_photo_on(service, photo_input, method):
+    results = do(service, service.explain, photo_input, ExplainRequest(("gae",)))
+    job = service.worker.submit(lambda job: service.explain(photo_input, ExplainRequest((method,)), job))
+    job.future.result()
+    # The image itself runs as well: for its tape, or for the output that others are compared with.
+    assert 0 <= job.processed - job.total <= 2
+    other = service._open(replace(photo_input, upload=replace(photo_input.upload, digest="another")), Job())[1]
+    assert other.sample is None
+    assert other.grid == tuple(results.sample.grid)
 
 
 def test_adding_a_method_makes_that_one_alone(service, photo_input):

@@ -177,10 +177,11 @@ class Audit:
                 "run": run.key,
             },
             "settings": dict(self.settings),
-            "findings": [self._row(each) for each in self.findings],
+            "findings": [{**self._row(each), "explains": self._explained_by(each)} for each in self.findings],
             "observations": [self._row(each) for each in self.observations],
             "explained by other findings": [self._row(each) for each in self.tested if each.covered_by is not None],
             "not confirmed": [self._row(each) for each in self.rejected],
+            "tests": sum(len(each.effects) for each in self.tested),
             "suspicions left out": self.left_out,
             "power": self.power,
             "decided": self.decided,
@@ -194,6 +195,11 @@ class Audit:
         if names is not None and (self.collected.label >= len(names)).any():
             return None  # the labels count the classes of another list
         return float((self.collected.predicted == self.collected.label)[known].mean()) if known.any() else None
+
+    def _explained_by(self, finding: Tested) -> list[str]:
+        """Return the sentences of what a finding explains."""
+        place = self.tested.index(finding)
+        return [self.sentence(each) for each in self.tested if each.covered_by == place]
 
     def _row(self, tested: Tested) -> dict[str, Any]:
         suspicion = tested.suspicion

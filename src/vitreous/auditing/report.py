@@ -1,4 +1,4 @@
-"""Reports of an audit: one self-contained HTML page for an auditor, JSON with everything, CSV with one row per test."""
+"""Reports of an audit: a JSON file and pictures of examples, an HTML page made of both, and the tests as CSV."""
 
 from __future__ import annotations
 
@@ -7,54 +7,42 @@ import io
 import json
 import math
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from PIL import Image, ImageDraw
 
 from vitreous import __version__
-from vitreous._utils.storage import write_text
+from vitreous._utils.storage import atomic_file, write_text
 from vitreous.auditing.audit import Audit
 from vitreous.auditing.collected import Bools
-from vitreous.auditing.testing import Effect, Tested
+from vitreous.auditing.testing import Tested
 from vitreous.datasets.dataset import Review
 from vitreous.errors import VitreousError
-from vitreous.html.page import picture, render
+from vitreous.html.page import data_uri, render
 from vitreous.models import LoadedModel
 from vitreous.pictures.style import overlay
 
-_SIDE = 160  # pixels of an example
+EFFECTS = ("removal", "insertion")
+_EXAMPLES = "audit-examples"  # the folder of their pictures, beside audit.json
+_SIDE = 240  # pixels of an example
 _OUTLINE = (255, 255, 255)
-_KINDS = {
-    "place": "corners, edges and the border",
-    "background": "background",
-    "cluster": "clusters of maps outside of the object",
-    "colour": "colour of whole photos",
-}
-
-
-@dataclass(frozen=True)
-class _Card:
-    """A finding as the page shows it."""
-
-    number: int
-    sentence: str
-    reason: str
-    rows: list[tuple[str, ...]]
-    examples: list[tuple[Markup, str]]
-    covers: list[str]
+_KINDS = (
+    "corners, edges and the border",
+    "background",
+    "clusters of maps outside of the object",
+    "colour of whole photos",
+)
 
 
 def write_reports(audit: Audit, folder: Path | None = None, *, examples: int = 6) -> dict[str, Path]:
-    """Write ``audit.html``, ``audit.json`` and ``audit.csv``, by default into the audit's folder.
+    """Write ``audit.json`` with pictures of examples, ``audit.html`` made of them, and ``audit.csv``.
 
     Args:
         audit: what was found.
-        folder: where to write.
+        folder: where to write; by default the audit's folder.
         examples: photos shown per finding.
 
     Returns:
@@ -62,9 +50,12 @@ def write_reports(audit: Audit, folder: Path | None = None, *, examples: int = 6
     """
     place = audit.store.folder if folder is None else folder
     files = {kind: place / f"audit.{kind}" for kind in ("html", "json", "csv")}
-    write_text(files["json"], json.dumps(_finite(audit.as_json()), indent=2, ensure_ascii=False) + "\n")
+    content = _finite(audit.as_json())
+    for number, (row, tested) in enumerate(zip(content["findings"], audit.findings, strict=True), start=1):
+        row["examples"] = list(_write_examples(audit, tested, number, place, examples))
+    write_text(files["json"], json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     write_text(files["csv"], as_csv(audit))
-    write_text(files["html"], as_html(audit, examples=examples))
+    write_text(files["html"], as_html(content, place))
     return files
 
 
@@ -98,119 +89,139 @@ def as_csv(audit: Audit) -> str:
     return stream.getvalue()
 
 
-def as_html(audit: Audit, *, examples: int = 6) -> str:
-    """The page for an auditor."""
-    cards = [_card(audit, number, each, examples) for number, each in enumerate(audit.findings, start=1)]
-    rejected = [
-        (
-            audit.class_name(each.suspicion.target),
-            _what(each),
-            each.suspicion.reason,
-            *(_told(each, name) for name in ("removal", "insertion")),
-            _detectable(each),
-        )
-        for each in audit.rejected
-    ]
-    run = audit.run
-    title = f"Audit of {run.model.name.partition('@')[0]} on {run.data.rpartition('/')[2]}"
+def as_html(content: Mapping[str, Any], folder: Path) -> str:
+    """Render the report of an audit for a reader who did not run it.
+
+    Args:
+        content: what ``audit.json`` holds.
+        folder: the folder of ``audit.json``, which the names of pictures start from.
+    """
+    examined = content["examined"]
+    title = f"Audit of {examined['model']['name'].partition('@')[0]} on {examined['data'].rpartition('/')[2]}"
     return render(
         "audit.html",
         title=title,
         heading=title,
         style="audit.css",
         version=__version__,
-        facts=_facts(audit),
-        cards=cards,
-        observations=[audit.sentence(each) for each in audit.observations],
-        rejected=rejected,
-        power=_power(audit),
-        kinds=list(_KINDS.values()),
-        left_out=audit.left_out,
-        settings=json.dumps(dict(audit.settings)),
-        fingerprint=audit.fingerprint,
-        tests=sum(len(each.effects) for each in audit.tested),
-        failures=audit.collected.failures[:200],
-        decision=audit.settings["decision"],
+        facts=_facts(content),
+        findings=[
+            {
+                **row,
+                "effects": [(name, *_cells(row[name])) for name in EFFECTS if name in row],
+                "pictures": list(read_examples(row, folder)),
+            }
+            for row in content["findings"]
+        ],
+        observations=[row["sentence"] for row in content["observations"]],
+        rejected=[_rejected(row) for row in content["not confirmed"]],
+        power=_power(content["power"]),
+        too_few=all(each["share"] is None for each in content["power"]),
+        kinds=_KINDS,
+        left_out=content["suspicions left out"],
+        settings=json.dumps(content["settings"]),
+        fingerprint=content["fingerprint"],
+        tests=content["tests"],
+        failures=examined["not explained"][:200],
+        decision=content["settings"]["decision"],
     )
 
 
-def _facts(audit: Audit) -> list[tuple[str, str]]:
-    told = audit.as_json()["examined"]
+def read_examples(row: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, str]]:
+    """Read the pictures of a finding's examples.
+
+    Args:
+        row: a finding of ``audit.json``.
+        folder: the folder of ``audit.json``.
+
+    Yields:
+        The picture as a data URI, and its caption. Missing pictures are left out.
+    """
+    for example in row.get("examples", ()):
+        file = folder / _EXAMPLES / Path(str(example["picture"])).name  # never a file of another folder
+        if file.is_file():
+            caption = f"{example['photo']} · {_percent(example['probability'])}"
+            yield data_uri(file.read_bytes(), "image/jpeg"), caption
+
+
+def _facts(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    told = content["examined"]
     accuracy = "no labels of its classes" if told["accuracy"] is None else _percent(told["accuracy"])
     masks = f"{told['masks']} photos with masks" if told["masks"] else "none: objects are estimated"
     return [
-        ("model", f"{audit.run.model.name}, weights {audit.run.weights}"),
-        ("data", f"{audit.run.data}, fingerprint {audit.run.data_fingerprint}"),
+        ("model", f"{told['model']['name']}, weights {told['weights']}"),
+        ("data", f"{told['data']}, fingerprint {told['data fingerprint']}"),
         ("photos", f"{told['photos']} examined, {len(told['not explained'])} could not be; {told['classes']} classes"),
         ("agreement of predictions and labels", accuracy),
         ("masks", masks),
         ("maps", f"{told['method']}, {told['grid'][0]} x {told['grid'][1]} patches, of the predicted class"),
         ("versions", ", ".join(f"{name} {version}" for name, version in told["versions"].items())),
         ("started", told["created"]),
-        ("command", shlex.join(map(str, told["command"]))),
+        ("command", _command(told["command"])),
         ("run", told["run"]),
     ]
 
 
-def _card(audit: Audit, number: int, tested: Tested, examples: int) -> _Card:
-    place = audit.tested.index(tested)
-    covers = [audit.sentence(each) for each in audit.tested if each.covered_by == place]
-    rows = [(name, *_cells(effect)) for name, effect in tested.effects.items()]
-    shown = list(_examples(audit, tested, examples))
-    return _Card(number, audit.sentence(tested), tested.suspicion.reason, rows, shown, covers)
+def _command(words: Sequence[str]) -> str:
+    """The command as a person types it; of a Python program, how it was started."""
+    return shlex.join(["vitreous", *words[1:]] if list(words[1:2]) == ["audit"] else words)
 
 
-def _cells(effect: Effect) -> tuple[str, ...]:
-    interval = f"{_percent(effect.excess)} [{_percent(effect.low)}, {_percent(effect.high)}]"
-    tests = (f"{effect.probability:+.3f}", f"{effect.p:.2g}", f"{effect.q:.2g}", str(effect.n))
-    return (_percent(effect.changed), _percent(effect.control), interval, *tests)
+def _cells(effect: Mapping[str, Any]) -> tuple[str, ...]:
+    interval = f"{_percent(effect['excess'])} [{_percent(effect['low'])}, {_percent(effect['high'])}]"
+    numbers = (_number(effect["probability"], "+.3f"), _number(effect["p"], ".2g"), _number(effect["q"], ".2g"))
+    return (_percent(effect["changed"]), _percent(effect["control"]), interval, *numbers, str(effect["n"]))
 
 
-def _what(tested: Tested) -> str:
-    """What is suspected; the place alone where it says the kind as well."""
-    suspicion = tested.suspicion
-    told = {"place", "background", "colour"}
-    return suspicion.place if suspicion.kind in told else f"{suspicion.place} ({suspicion.kind})"
+def _rejected(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A suspicion that was not confirmed: class, what, why, the effects, and what had been found."""
+    logits = row["kind"] == "shared evidence"
+    named = {"place", "background", "colour"}  # the place says the kind as well
+    what = row["place"] if row["kind"] in named else f"{row['place']} ({row['kind']})"
+    effects = [row.get(name) for name in EFFECTS]
+    told = [
+        "not tested"
+        if effect is None
+        else f"{_number(effect['probability'], '+.2f') + ' logits' if logits else _percent(effect['excess'])}, "
+        f"q {_number(effect['q'], '.2g')}"
+        for effect in effects
+    ]
+    found = [effect["detectable"] for effect in effects if effect is not None and effect["detectable"] is not None]
+    largest = max(found, default=None)
+    detectable = f"{_number(largest, '.2f')} logits" if logits else _percent(largest)
+    return (row["class name"], what, row["suspected because"], *told, detectable)
 
 
-def _told(tested: Tested, name: str) -> str:
-    effect = tested.effects.get(name)
-    if effect is None:
-        return "not tested"
-    logits = tested.suspicion.kind == "shared evidence"
-    return f"{f'{effect.probability:+.2f} logits' if logits else _percent(effect.excess)}, q {effect.q:.2g}"
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
-def _detectable(tested: Tested) -> str:
-    """The smallest change that had been found with a power of 80%; of shared evidence, of a logit."""
-    largest = max((effect.detectable for effect in tested.effects.values()), default=math.nan)
-    return f"{largest:.2f} logits" if tested.suspicion.kind == "shared evidence" else _percent(largest)
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f}%" if math.isfinite(value) else "-"
-
-
-def _power(audit: Audit) -> list[tuple[str, str, str]]:
+def _power(classes: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     """By class, the smallest part of its photos whose shortcut had become a suspicion with a power of 80%."""
     rows = [
         (each["class name"], str(each["photos"]), f"{_percent(each['share'])} of its photos")
-        for each in audit.power
+        for each in classes
         if each["share"] is not None
     ]
-    few = [each["photos"] for each in audit.power if each["share"] is None]
+    few = [each["photos"] for each in classes if each["share"] is None]
     if few:
         rows.append((f"{len(few)} {'further classes' if rows else 'classes'}", f"at most {max(few)}", "too few photos"))
     return rows
 
 
-def _examples(audit: Audit, tested: Tested, count: int) -> Iterator[tuple[Markup, str]]:
-    """Photos that show a finding, with their maps and the suspected patches outlined."""
+def _write_examples(
+    audit: Audit, tested: Tested, number: int, folder: Path, count: int
+) -> Iterator[dict[str, str | float]]:
+    """Draw photos that show a finding, with their maps and the suspected patches outlined."""
     suspicion, collected = tested.suspicion, audit.collected
     model = audit.context.model
     assert isinstance(model, LoadedModel)
     order = np.argsort(-collected.probability[suspicion.photos], kind="stable")
-    for row in order[:count].tolist():
+    for place, row in enumerate(order[:count].tolist(), start=1):
         photo = int(suspicion.photos[row])
         try:
             sample = audit.context.data.load(int(collected.index[photo]))
@@ -224,8 +235,10 @@ def _examples(audit: Audit, tested: Tested, count: int) -> Iterator[tuple[Markup
         shares = collected.shares[photo].reshape(collected.grid)
         shown = _drawn(seen, shares, region, collected.grid)
         shown.thumbnail((_SIDE, _SIDE))
-        name = collected.names[photo]
-        yield Markup(picture(shown, name)), f"{name} · {_percent(float(collected.probability[photo]))}"  # noqa: S704
+        name = f"{_EXAMPLES}/{number}-{place}.jpg"
+        with atomic_file(folder / name) as draft:
+            shown.convert("RGB").save(draft, format="JPEG", quality=88)
+        yield {"picture": name, "photo": collected.names[photo], "probability": float(collected.probability[photo])}
 
 
 def _drawn(seen: Image.Image, shares: Any, region: Bools | None, grid: tuple[int, int]) -> Image.Image:

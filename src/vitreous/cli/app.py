@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
+import textwrap
 import traceback
 import webbrowser
 from collections.abc import Iterator
@@ -31,7 +33,7 @@ from vitreous.cli.evaluate import audit, evaluate, recommend, report
 from vitreous.cli.explain import explain
 from vitreous.cli.explain_text import explain_text
 from vitreous.cli.figure import figure
-from vitreous.cli.listings import datasets, methods, models_app, protocols
+from vitreous.cli.listings import check, datasets, methods, models_app, protocols
 from vitreous.cli.similar import similar
 from vitreous.cli.speed import speed
 from vitreous.errors import VitreousError
@@ -106,10 +108,86 @@ def serve(
 
 _CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer has its own copy of click since 0.26
+_HELP_INDENT = 30  # columns of option names in a help text, at most
 _HELP = "Explain Vision Transformers: which image regions led to a prediction?"
 
 
-class ErrorReportingGroup(TyperGroup):
+def _format_params(command: Any, ctx: Any, formatter: Any) -> None:
+    """Write arguments and options with their help; options that take no value have no type."""
+    rows: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+    for param in command.get_params(ctx):
+        if param.param_type_name == "argument":
+            rows["argument"].append((param.display_name_raw, param.help or ""))
+            continue
+        if param.metavar is None:
+            param.metavar = "" if param.is_flag else _metavar(param, ctx)
+        name, text = param.get_help_record(ctx)
+        rows["option"].append((name, text))
+    for kind, records in rows.items():
+        _write_rows(formatter, f"{kind.title()}s", records)
+
+
+def _write_rows(formatter: Any, heading: str, rows: list[tuple[str, str]]) -> None:
+    """Write names and their descriptions in two columns. Lines end at blanks: names such as demo-text stay whole."""
+    if not rows:
+        return
+    indent = min(_HELP_INDENT, 4 + max(len(name) for name, _ in rows))
+    formatter.write(f"\n{heading}:\n")
+    for name, text in rows:
+        start = f"  {name}".ljust(indent)
+        if len(name) + 4 > indent:  # the description starts on the next line
+            formatter.write(f"  {name}\n")
+            start = " " * indent
+        formatter.write(
+            textwrap.fill(
+                text,
+                formatter.width,
+                initial_indent=start,
+                subsequent_indent=" " * indent,
+                break_on_hyphens=False,
+                break_long_words=False,
+            )
+            + "\n"
+        )
+
+
+def _metavar(param: Any, ctx: Any) -> str:
+    """Return the placeholder of a value: its choices, N for numbers, FILE or DIR for paths, else the option's name."""
+    kind = param.display_type(ctx).strip("<>")
+    if "|" in kind:
+        return str(kind)
+    if kind.startswith(("int", "float")):
+        return "N"
+    return {"path": "FILE", "file": "FILE", "dir": "DIR"}.get(kind) or str(param.opts[0].lstrip("-").upper())
+
+
+class PlainHelpCommand(TyperCommand):
+    """A command whose help is plain text: it fits 80 columns, and no word is cut."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options."""
+        _format_params(self, ctx, formatter)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line; a required argument is a bare word."""
+        return [re.sub(r"^\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+
+class PlainHelpGroup(TyperGroup):
+    """A command group whose help is plain text, with the whole first sentence of each command."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write options and commands."""
+        _format_params(self, ctx, formatter)
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        _write_rows(formatter, "Commands", [(name, _first_paragraph(command)) for name, command in commands])
+
+
+def _first_paragraph(command: Any) -> str:
+    return " ".join((command.help or "").split("\n\n")[0].split())
+
+
+class ErrorReportingGroup(PlainHelpGroup):
     """A command group that reports expected errors in one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -158,21 +236,11 @@ def _usage_errors() -> Iterator[None]:
     except _UsageError as error:
         if error.ctx is None or type(error).__name__ == "NoArgsIsHelpError":  # the help is the message
             raise
-        message, usage = error.format_message().rstrip("."), " ".join(error.ctx.get_usage().split())
+        message = error.format_message().rstrip(".").replace("Input should be", "it must be")
+        message = re.sub(r", unable to parse .*", "", message)
+        usage = " ".join(error.ctx.get_usage().split())
         print_usage_error(f"{message[:1].lower()}{message[1:]}", f"{usage}; see {error.ctx.command_path} --help")
         raise typer.Exit(error.exit_code) from error
-
-
-class PlainFlagsCommand(TyperCommand):
-    """A command whose help shows no type beside options that take no value."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters; flags have an empty metavar."""
-        params: list[Any] = super().get_params(ctx)
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-        return params
 
 
 def _discard_output() -> None:
@@ -198,13 +266,16 @@ app = typer.Typer(
     cls=ErrorReportingGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
     add_completion=False,
 )
 for command in (explain, explain_text, similar, figure, serve, evaluate, report, recommend, audit, speed, methods):
-    app.command(cls=PlainFlagsCommand)(command)
-app.add_typer(models_app, name="models")
-app.command(cls=PlainFlagsCommand)(protocols)
-app.command(cls=PlainFlagsCommand)(datasets)
+    app.command(cls=PlainHelpCommand)(command)
+models_app.command(cls=PlainHelpCommand)(check)
+app.add_typer(models_app, name="models", cls=PlainHelpGroup)
+app.command(cls=PlainHelpCommand)(protocols)
+app.command(cls=PlainHelpCommand)(datasets)
 
 
 def _print_version(value: bool) -> None:  # noqa: FBT001  # typer's signature

@@ -84,8 +84,18 @@ TextMethodOption = Annotated[
 TargetOption = Annotated[
     list[str] | None,
     typer.Option(
+        metavar="CLASS",
         help="The class to explain, by index or name; or a contrast, 'tabby vs tiger cat', 'tabby vs next', 'predicted "
         "vs next'. Repeat the option for several.",
+        show_default="predicted class",
+    ),
+]
+TextTargetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CLASS",
+        help="The class to explain, by index or name; or a contrast, 'positive vs negative', 'predicted vs next'. "
+        "Repeat the option for several.",
         show_default="predicted class",
     ),
 ]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, get_origin
 
 import typer
-from rich.markup import escape
 
 from vitreous._utils.defaults import split_spellings
 from vitreous._utils.storage import expanded
@@ -83,7 +82,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     kind: Any = list[Path] | None if get_origin(option.type) is Sequence else option.type
     declared = typer.Option(
         option.command_line_flag,
-        help=escape(option.help),
+        help=option.help,
         min=option.minimum,
         max=option.maximum,
         show_default=option.default_text or True,
@@ -254,8 +253,13 @@ def report(
 
 def recommend(
     *,
-    model: Annotated[str, typer.Argument(help="A model by name: demo, timm/NAME, timm/NAME@FILE, hf/ID or hf/FOLDER.")],
-    data: Annotated[str, typer.Argument(help="A folder of images, or KIND:PATH, see `vitreous datasets`.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A model by name: demo, timm/NAME, timm/NAME@FILE, hf/ID or hf/FOLDER."),
+    ],
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="A folder of images, or KIND:PATH, see `vitreous datasets`.")
+    ],
     methods: Annotated[
         list[str] | None,
         typer.Option("--methods", "--method", help=METHODS_HELP, show_default="the candidates of --methods auto"),
@@ -336,17 +340,19 @@ def audit(
     effect: Annotated[
         float,
         typer.Option(
-            help="Smallest part of predictions that must change for a finding, beyond that of the comparison."
+            help="Minimum share of predictions that an intervention changes, beyond its comparison, for a finding."
         ),
     ] = 0.15,
-    photos: Annotated[int, typer.Option(min=2, help="Photos per suspicion that are intervened on at most.")] = 32,
-    suspicions: Annotated[int, typer.Option(min=1, help="Suspicions that are tested at most.")] = 40,
+    photos: Annotated[
+        int, typer.Option(min=2, help="Maximum number of photos per suspicion that interventions are tried on.")
+    ] = 32,
+    suspicions: Annotated[int, typer.Option(min=1, help="Maximum number of suspicions that are tested.")] = 40,
     mean: MeanOption = None,
     std: StdOption = None,
     image_size: ImageSizeOption = None,
     stage: StageOption = None,
     device: DeviceOption = "cpu",
-    examples: Annotated[int, typer.Option(min=0, help="Photos shown per finding in the HTML report.")] = 6,
+    examples: Annotated[int, typer.Option(min=0, help="Number of photos that the HTML report shows per finding.")] = 6,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(

@@ -248,6 +248,8 @@ class _ExplainJob:
         for argument in arguments:
             try:
                 images, skipped = find_image_files(argument, recursive=self.request.recursive)
+                if skipped is None and not os.path.exists(images[0]):  # noqa: PTH110  # as above
+                    read_image(images[0])  # says what is wrong before the model is loaded
             except ImageError as error:
                 self._add_failure(argument, error)
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,8 +20,8 @@ from vitreous.cli.console import (
     JsonOption,
     OutputsOption,
     PluginOption,
-    TargetOption,
     TextMethodOption,
+    TextTargetOption,
     check_target_or_topk,
     one_line,
     parse_html_path,
@@ -51,7 +52,7 @@ def explain_text(
         str, typer.Option(help="A text classifier with its tokenizer: demo-text, hf/ID or hf/FOLDER.")
     ] = "demo-text",
     method: TextMethodOption = None,
-    target: TargetOption = None,
+    target: TextTargetOption = None,
     topk: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each text.")
     ] = None,
@@ -62,8 +63,11 @@ def explain_text(
     by: Annotated[
         WordScore, typer.Option(help="Score of a word: the maximum or the sum of the scores of its word pieces.")
     ] = "max",
-    html: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Also write an HTML page with the coloured texts.")
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", "--html", metavar="FILE", help="Also write a self-contained HTML report of the coloured texts."
+        ),
     ] = None,
     device: DeviceOption = "cpu",
     plugin: PluginOption = None,
@@ -72,10 +76,11 @@ def explain_text(
 ) -> None:
     """Explain texts: colour every word by its score, red for the class and blue against it."""
     check_target_or_topk(target, topk)
-    html_path = parse_html_path(html, "--html")
+    report_path = parse_html_path(report, "--report")
     methods = split_spellings(method) if method else None
     contents = [_read_text(text) for text in texts]
 
+    from vitreous.html.words import page as words_page  # noqa: PLC0415
     from vitreous.inputs.target_objects import parse_target  # noqa: PLC0415  # these import torch
     from vitreous.models.hf_models import load_text_model  # noqa: PLC0415
     from vitreous.plugin import load_plugins  # noqa: PLC0415
@@ -89,14 +94,14 @@ def explain_text(
         explanation = vitreous.explain_text(
             loaded, contents, methods, targets, topk=topk, outputs=outputs, windows=windows
         )
-    if html_path is not None:
-        write_text(html_path, explanation.html(by=by))
+    if report_path is not None:
+        write_text(report_path, words_page(explanation, by=by, command=shlex.join(("vitreous", *sys.argv[1:]))))
     if as_json:
         print_json(_as_json(explanation, by))
         return
     _print_texts(explanation, stdout_console(), by)
-    if html_path is not None:
-        print_line(stdout_console(), f"page: {html_path}")
+    if report_path is not None:
+        print_line(stdout_console(), f"report: {report_path}")
 
 
 def _read_text(argument: str) -> str:
@@ -112,6 +117,7 @@ def _read_text(argument: str) -> str:
 
 def _print_texts(explanation: TextExplanation, console: Console, by: WordScore) -> None:
     """Print the predictions for each text, then the text once per method and class."""
+    from vitreous.html.words import SAME_SCORES  # noqa: PLC0415
     from vitreous.pictures.canvas import NOT_SHOWN  # noqa: PLC0415  # imports numpy and Pillow
 
     for index in range(len(explanation)):
@@ -127,6 +133,9 @@ def _print_texts(explanation: TextExplanation, console: Console, by: WordScore) 
                     print_line(console, NOT_SHOWN)
                     continue
                 console.print(_coloured(explanation, method, index, number, by))
+                if explanation.is_flat(method, index, number, by=by):
+                    print_line(console, SAME_SCORES, "dim")
+                    continue
                 # For readers who do not see the colours, and for output in a file.
                 print_line(console, f"strongest: {_strongest(explanation, method, index, number, by)}", "dim")
         console.print()
@@ -150,7 +159,8 @@ def _coloured(explanation: TextExplanation, method: str, index: int, number: int
 
 def _strongest(explanation: TextExplanation, method: str, index: int, number: int, by: WordScore) -> str:
     found = explanation.strongest(method, index, number, by=by)
-    return ", ".join(f"{explanation.words[index][word].text} {score:+.3g}" for word, score in found)
+    form = "+.3g" if explanation.signed[method] else ".3g"
+    return ", ".join(f"{explanation.words[index][word].text} {score:{form}}" for word, score in found)
 
 
 def _as_json(explanation: TextExplanation, by: WordScore) -> dict[str, Any]:

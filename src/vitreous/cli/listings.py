@@ -169,7 +169,9 @@ def _summary(make: Callable[..., object]) -> str:
 
 
 models_app = typer.Typer(
-    help="List the kinds of model names that --model takes, or check one model.", add_completion=False
+    help="List the kinds of model names that --model takes, or check one model.",
+    rich_markup_mode=None,
+    add_completion=False,
 )
 
 
@@ -262,7 +264,7 @@ def protocols(*, as_json: JsonOption = False, _debug: DebugOption = False) -> No
     for protocol in listed:
         rows[protocol["name"]] = about = Text(protocol["title"])
         about.append(f"\n{protocol['paper']}", style="dim")
-        about.append(f"\n{', '.join(metric['name'] for metric in protocol['metrics'])}", style="cyan")
+        about.append(f"\n{'; '.join(metric['name'] for metric in protocol['metrics'])}", style="cyan")
     stdout_console().print(_table("--protocol", "what it measures", rows.items()))
 
 
@@ -291,7 +293,6 @@ def models(context: typer.Context, *, as_json: JsonOption = False, _debug: Debug
     print_line(console, f"timm {listed['timm_version']} has {count} names of Vision Transformers.", "dim")
 
 
-@models_app.command()
 def check(
     *,
     model: Annotated[

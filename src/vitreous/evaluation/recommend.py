@@ -204,7 +204,7 @@ class PhotoFolder(FileDataSet):
 def _opened(data: str | Path | DataSet) -> DataSet:
     if isinstance(data, DataSet):
         found = data
-    elif isinstance(data, Path) or expanded(data).is_dir():
+    elif isinstance(data, Path) or expanded(data).is_dir() or ":" not in data:
         found = PhotoFolder(data)
     else:
         found = open_dataset(data)

@@ -44,7 +44,7 @@ _PROVIDERS = (
     "vitreous.pictures.strips",
     "vitreous.html.report",
     "vitreous.html.report",
-    "vitreous.html.page",
+    "vitreous.html.words",
     "vitreous.api.trust",
 )
 _views: dict[tuple[type, str], View] = {}
@@ -408,7 +408,27 @@ def _fill_range(maps: torch.Tensor, *, signed: bool, from_zero: bool, axes: int 
     unit = maps / torch.where(peak > 0, peak, 1)
     lowest, highest = unit.amin(dim=last, keepdim=True), unit.amax(dim=last, keepdim=True)
     constant = highest - lowest <= 4 * torch.finfo(maps.dtype).eps
-    # Zero is where colour starts; a map without a score above it is shown from its lowest score, or nothing is seen.
-    start = torch.where(highest > 0, 0, lowest) if from_zero else lowest
+    start, _ = colour_range(lowest, highest, signed=False, from_zero=from_zero)
     scaled = unit if signed else ((unit - start) / torch.where(constant, 1, highest - start)).clamp(min=0)
     return torch.where(constant, 0, scaled)
+
+
+def colour_range(
+    lowest: torch.Tensor, highest: torch.Tensor, *, signed: bool, from_zero: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ends of the colour scale of maps, given their lowest and highest scores.
+
+    A signed scale is symmetric around zero. An unsigned one starts at zero, and what lies below has no colour; a map
+    without a score above zero is shown from its lowest score, or nothing would be seen. maps.js of the web page has the
+    same rule.
+
+    Args:
+        lowest: Lowest scores, of any shape.
+        highest: Highest scores.
+        signed: Whether the sign of the scores carries meaning.
+        from_zero: False starts unsigned scales at the lowest score.
+    """
+    if signed:
+        largest = torch.maximum(lowest.abs(), highest.abs())
+        return -largest, largest
+    return torch.where(highest > 0, torch.zeros_like(lowest), lowest) if from_zero else lowest, highest

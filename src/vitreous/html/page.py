@@ -1,4 +1,4 @@
-"""The scaffold of every page: the Jinja2 environment, and what pages share: parts, line charts, coloured words.
+"""The scaffold of every page: the Jinja2 environment, and the parts and line charts that pages share.
 
 Charts are SVG inside the page and take its colours, light or dark.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -20,10 +20,7 @@ from PIL import Image
 
 from vitreous._utils.messages import printable
 from vitreous._utils.storage import PNG_LEVEL
-from vitreous.explanation.views import register_view
-from vitreous.pictures.canvas import NOT_SHOWN
-from vitreous.pictures.style import line_style, ramp, word_colour
-from vitreous.text.explanation import By, TextExplanation
+from vitreous.pictures.style import line_style, ramp
 
 _RAMP = 144  # pixels across a legend
 
@@ -278,118 +275,3 @@ def _rules(across: Axis, up: Axis) -> list[_Rule]:
         *(_Rule(f"M{_LEFT} {y:.1f}H{right}", _LEFT - 6, y + 4, "end", f"{mark:.4g}") for mark, y in rows),
         *(_Rule(f"M{x:.1f} {_TOP}V{bottom}", x, bottom + 16, "middle", f"{mark:.4g}") for mark, x in columns),
     ]
-
-
-_TEMPLATE = "words.html"
-_SHOWN_CLASSES = 3  # of a text, the most likely ones
-
-
-class Paint(Protocol):
-    """Gives the CSS colour behind a word whose score is scaled for display."""
-
-    def __call__(self, strength: float, /, *, signed: bool) -> str: ...
-
-
-@dataclass(frozen=True)
-class _Stretch:
-    """A piece of a text: a word with score and colour, or what stands between words."""
-
-    text: str
-    score: float = 0.0
-    colour: str = ""
-    marked: bool = False
-
-
-@dataclass(frozen=True)
-class _Map:
-    method: str
-    label: str
-    stretches: list[_Stretch]
-    problem: str
-
-
-@dataclass(frozen=True)
-class _Text:
-    predictions: str
-    maps: list[_Map]
-
-
-@register_view(TextExplanation, "html")
-def page(explanation: TextExplanation, *, by: By) -> str:
-    """Render a whole page."""
-    return document("Which words made the model say this?", body(explanation, by=by))
-
-
-@register_view(TextExplanation, "notebook:html")
-def body(explanation: TextExplanation, *, by: By = "max") -> str:
-    """Render a part for any page: for every text the predictions, then a paragraph per method and class."""
-    texts = [_text(explanation, index, by) for index in range(len(explanation))]
-    return macro(_TEMPLATE, "body", _samples(explanation, word_colour), texts)
-
-
-def legend(explanation: TextExplanation, paint: Paint = word_colour) -> str:
-    """Render what the colours mean."""
-    return macro(_TEMPLATE, "legend", _samples(explanation, paint))
-
-
-def coloured(
-    explanation: TextExplanation, method: str, index: int, number: int, by: By, paint: Paint = word_colour
-) -> str:
-    """Render one text as a paragraph with coloured words, whose scores show on hover.
-
-    If a score is NaN or infinite, the paragraph says that the text is not shown.
-    """
-    shown = _map(explanation, method, index, number, by, paint)
-    return macro(_TEMPLATE, "coloured", shown.stretches, shown.problem)
-
-
-def excerpt(explanation: TextExplanation, method: str, marked: Sequence[bool], words: int = 40) -> str:
-    """Render the words around the highest one of the first text; ``marked`` ones are underlined."""
-    raw = explanation.word_scores(method).tolist()
-    shown = explanation.display_scores(method).tolist()
-    middle = raw.index(max(raw))
-    first = max(0, min(middle - words // 2, len(raw) - words))
-    chosen = [
-        _Stretch(word.text, raw[number], word_colour(shown[number], signed=explanation.signed[method]), marked[number])
-        for number, word in list(enumerate(explanation.words[0]))[first : first + words]
-    ]
-    return macro(_TEMPLATE, "excerpt", chosen, first > 0, first + words < len(raw))
-
-
-def _samples(explanation: TextExplanation, paint: Paint) -> list[tuple[str, str]]:
-    samples = [("for the class", paint(1.0, signed=True)), ("against it", paint(-1.0, signed=True))]
-    if not any(explanation.signed.values()):
-        samples.clear()
-    if not all(explanation.signed.values()):
-        samples.append(("important (methods without a sign)", paint(1.0, signed=False)))
-    return samples
-
-
-def _text(explanation: TextExplanation, index: int, by: By) -> _Text:
-    likely = explanation.top(_SHOWN_CLASSES, index=index)
-    predictions = ", ".join(f"{label} {explanation.format_output(number, index)}" for number, label, _ in likely)
-    maps = [
-        _map(explanation, method, index, number, by, word_colour)
-        for method in explanation.methods
-        for number in range(explanation.classes_per_image)
-    ]
-    return _Text(predictions, maps)
-
-
-def _map(explanation: TextExplanation, method: str, index: int, number: int, by: By, paint: Paint) -> _Map:
-    label = explanation.label(index, number)
-    if not explanation.shows(method, index, number, by=by):
-        return _Map(method, label, [], NOT_SHOWN)
-    return _Map(method, label, list(_stretches(explanation, method, index, number, by, paint)), "")
-
-
-def _stretches(
-    explanation: TextExplanation, method: str, index: int, number: int, by: By, paint: Paint
-) -> Iterator[_Stretch]:
-    raw = explanation.word_scores(method, index, number, by=by).tolist()
-    shown = explanation.display_scores(method, index, number, by=by).tolist()
-    for text, word in explanation.spans(index):
-        if word is None:
-            yield _Stretch(text)
-        else:
-            yield _Stretch(text, raw[word], paint(shown[word], signed=explanation.signed[method]))

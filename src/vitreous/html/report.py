@@ -249,7 +249,7 @@ def _trust_card(found: Trust) -> dict[str, Any]:
     maps = sorted(found.maps.items(), key=lambda one: -one[1].gap)
     return {
         "verdict": found.verdict,
-        "sentence": found.sentence,
+        "sentence": found.sentence.removeprefix(f"Trust: {found.verdict}. "),  # which is the heading
         "method": found.method,
         "figures": figures_of(found),
         "maps": [(name, f"{100 * one.gap:.1f} points", f"{one.beats} of {one.orders}") for name, one in maps],
@@ -266,16 +266,17 @@ def prediction_of(explanation: Explanation) -> str:
 
 
 def contents_section(
-    photos: Sequence[tuple[str, str, str]], methods: Sequence[str], provenance: Mapping[str, Any]
+    photos: Sequence[tuple[str, str, str]], methods: Sequence[str], provenance: Mapping[str, Any], noun: str = "image"
 ) -> str:
-    """Render the summary, and a list of the images if there are several.
+    """Render the summary, and a list of the images or texts if there are several.
 
     Args:
-        photos: Of every photo the anchor, the name and the prediction.
+        photos: Of every image or text the anchor, the name and the prediction.
         methods: The methods.
         provenance: Of the last explanation.
+        noun: What was explained.
     """
-    count = f"{len(photos)} image{'s' if len(photos) != 1 else ''}"
+    count = f"{len(photos)} {noun}{'s' if len(photos) != 1 else ''}"
     model = provenance.get("model")
     summary = f"{count} explained by {_listed(methods)}" + (f", model {model}." if model else ".")
     if len(photos) == 1:

@@ -114,8 +114,9 @@ def find_targets(logits: Tensor, target: AnyTarget, topk: int | None) -> Targets
 
 def check_classes(target: Tensor, classes: int) -> None:
     """Raise unless all targets are classes of the model."""
-    if bool(((target < 0) | (target >= classes)).any()):
-        raise TargetError(f"target is not between 0 and {classes - 1}, the classes of this model")
+    outside = target[(target < 0) | (target >= classes)]
+    if len(outside):
+        raise TargetError(f"class {int(outside[0])} is not between 0 and {classes - 1}, the classes of this model")
 
 
 def part_of(target: AnyTarget, rows: Sequence[int], batch: int) -> AnyTarget:

@@ -66,9 +66,17 @@ class Occlusion(PerturbationMethod):
         check_windows(window, stride, budget)
         self._by, self._of, self._window, self._stride, self._budget = by, of, window, stride, budget
 
+    def evaluations_on(self, grid: tuple[int, ...] | None) -> int | None:
+        """One forward pass per window."""
+        return None if grid is None else len(self.windows(grid))
+
+    def windows(self, grid: tuple[int, ...]) -> Tensor:
+        """The patches of every window, (windows, patches)."""
+        return windows_within(self._budget, grid, self._window, self._stride)
+
     def maps(self, view: View) -> Tensor:
         """Drop of the output when each patch is hidden."""
-        hidden = windows_within(self._budget, view.layout.grid, self._window, self._stride)
+        hidden = self.windows(view.layout.grid)
         outputs = masked_outputs(view, PatchMasks(~hidden, view.layout, view.runner.size), self._by, self._of)
         return average_over(hidden, original_output(view, self._of)[..., None] - outputs.mT)
 
@@ -89,10 +97,17 @@ class Pami(PerturbationMethod):
         self._by, self._of, self._window, self._stride, self._budget = by, of, window, stride, budget
         self.signed = of == "logit"
 
+    def evaluations_on(self, grid: tuple[int, ...] | None) -> int | None:
+        """One forward pass per window."""
+        return None if grid is None else len(self.windows(grid))
+
+    def windows(self, grid: tuple[int, ...]) -> Tensor:
+        """The patches of every window, (windows, patches)."""
+        return windows_within(self._budget, grid, self._window or max(1, round(min(grid) / 4)), self._stride)
+
     def maps(self, view: View) -> Tensor:
         """Output for each patch with its neighbours alone."""
-        grid = view.layout.grid
-        shown = windows_within(self._budget, grid, self._window or max(1, round(min(grid) / 4)), self._stride)
+        shown = self.windows(view.layout.grid)
         outputs = masked_outputs(view, PatchMasks(shown, view.layout, view.runner.size), self._by, self._of)
         return average_over(shown, outputs.mT)
 
@@ -181,6 +196,10 @@ class AtMan(PerturbationMethod):
         """The first block's input tokens, and attention that can be intercepted."""
         del layer
         return Needs(tokens=frozenset({0}), attention_rows=frozenset({depth - 1}))
+
+    def evaluations_on(self, grid: tuple[int, ...] | None) -> int | None:
+        """One forward pass per square."""
+        return None if grid is None else len(windows_within(self._budget, grid, 1, 1))
 
     def maps(self, view: View) -> Tensor:
         """Drop of the output when every patch, or its square, is suppressed."""

@@ -293,6 +293,11 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
                 warn_caller(f"{cls.__name__}.{former} is now called {name}", DeprecationWarning)
                 setattr(cls, name, vars(cls)[former])
 
+    def evaluations_on(self, grid: tuple[int, ...] | None) -> int | None:
+        """Return the number of forward passes per image of a grid of patches; ``None`` if it is not known before."""
+        del grid
+        return self.evaluations
+
     def needs(self, layer: int, depth: int) -> Needs:
         """What the tape must hold to read ``layer`` of a model with ``depth`` blocks."""
         del depth

@@ -381,7 +381,8 @@ def _package(written: Callable[..., object]) -> str:
 def method_info(name: str) -> MethodInfo:
     """Return the registry entry of a method."""
     if name not in _methods:
-        raise MethodError(f"there is no method {name!r}{close_match(name, _methods)}")
+        hint = close_match(name, _methods) or "; `vitreous methods` lists them"
+        raise MethodError(f"there is no method {name!r}{hint}")
     return _methods[name]
 
 

@@ -214,7 +214,8 @@ def parse(spelling: str) -> Recipe:
     try:
         return _parse(spelling.strip())
     except MethodError as error:
-        raise MethodError(f"{spelling!r}: {error}") from None
+        named = "" if repr(spelling) in str(error) else f"{spelling!r}: "  # not twice
+        raise MethodError(f"{named}{error}") from None
 
 
 def plus_from_every_layer(spelling: str, depth: int) -> list[str]:

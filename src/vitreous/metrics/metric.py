@@ -106,10 +106,15 @@ class Metric:
 
         Shares are written in percent. Numbers of a wide range, such as percent, have two digits, all others three.
         """
-        low, high = self.range
         if self._is_share:
             return f"{100 * value:.2f}"
-        return f"{value:.2f}" if 20 <= high - low < math.inf else f"{value:.3f}"
+        return f"{value:.2f}" if self.in_percent else f"{value:.3f}"
+
+    @property
+    def in_percent(self) -> bool:
+        """Whether values are percent already: their range is wide."""
+        low, high = self.range
+        return 20 <= high - low < math.inf
 
     @property
     def _is_share(self) -> bool:

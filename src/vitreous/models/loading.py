@@ -291,7 +291,12 @@ def _load(
 
     if timm.is_model(name.partition("@")[0]):
         raise ModelError(f"the model name {name!r} lacks its family; did you mean timm/{name}?")
-    raise ModelError(f"the model name {name!r} is not understood; names look like {', '.join(_KINDS)}")
+    raise ModelError(f"the model name {name!r} is not understood; names look like {_spellings()}")
+
+
+def _spellings() -> str:
+    """Return the kinds of names, each once."""
+    return ", ".join(dict.fromkeys(name for names in _KINDS for name in names.split(", ")))
 
 
 _SPELLING = re.compile(r"(?P<file>.+?\.py):(?P<function>[A-Za-z_]\w*)(?:@(?P<weights>.+))?")

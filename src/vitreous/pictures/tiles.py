@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.explanation.views import Look
+from vitreous.explanation.views import Look, colour_range
 from vitreous.inputs.patch_geometry import Size
 from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.canvas import FAINT, Bar, Canvas, bar_height, line_height, placeholder, wrap
@@ -330,11 +330,8 @@ class MapPainter:
 
 def find_span(scores: Tensor, *, signed: bool, from_zero: bool = True) -> tuple[float, float]:
     """Give the smallest and the largest value of a colour scale for maps of these scores."""
-    low, high = float(scores.min()), float(scores.max())
-    if signed:
-        largest = max(abs(low), abs(high))
-        return -largest, largest
-    return (0.0 if high > 0 else min(0.0, low), max(0.0, high)) if from_zero else (low, high)
+    low, high = colour_range(*scores.aminmax(), signed=signed, from_zero=from_zero)
+    return float(low), float(high)
 
 
 def bar_marks(span: tuple[float, float], *, signed: bool, words: bool = False) -> tuple[str, ...]:

@@ -110,6 +110,11 @@ class TextExplanation(Predicted):
         """Whether words can be coloured: no score is NaN or infinite."""
         return bool(self.word_scores(method, index, target_index, by=by).isfinite().all())
 
+    def is_flat(self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max") -> bool:
+        """Whether all words have the same score, so that a method prefers none of them."""
+        scores = self.word_scores(method, index, target_index, by=by)
+        return len(scores) > 1 and bool((scores == scores[0]).all())
+
     def display_scores(self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max") -> Tensor:
         """Scale the scores of a text's words for display.
 

@@ -24,6 +24,7 @@ from vitreous.web.views import RECOMMENDED, describe_method, method_catalogue, p
 
 _POLL_INTERVAL = 0.2  # seconds
 _METHODS = ",".join(RECOMMENDED)
+_FIELDS = ("image", "methods", "targets", "model", "depth", "trust")
 
 
 class Method(BaseModel):
@@ -160,6 +161,9 @@ def build_api(service: ImageService, folder: Path) -> FastAPI:
         trust: Annotated[bool, Form(description="Also measure what the maps are worth.")] = False,  # noqa: FBT002
     ) -> Explained:
         """Explain an image: the prediction, and the raw scores of every method for every target."""
+        unknown = [name for name in await request.form() if name not in _FIELDS]
+        if unknown:
+            raise InputError(f"There is no field {unknown[0]!r}; the fields are {', '.join(_FIELDS)}.")
         wanted = ExplainRequest(tuple(split_spellings([methods])), _targets(targets), depth)
         name = model or service.models.default
         service.models.check(name)

@@ -6,8 +6,6 @@ import html
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from vitreous.auditing.report import read_examples
 from vitreous.errors import InputError
 from vitreous.html.page import render
 from vitreous.web.tab_controller import SHARED_OPTIONS
@@ -98,50 +97,6 @@ def find_audits(folder: Path) -> list[AuditReport]:
     return sorted(found, key=lambda audit: str(audit.content["examined"]["created"]), reverse=True)
 
 
-class _Examples(HTMLParser):
-    """Collects the example photos of every finding of a report."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[list[tuple[str, str]]] = []
-        self._source = ""
-        self._caption: str | None = None
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if tag == "section" and given.get("class") == "finding":
-            self.found.append([])
-        if tag == "img" and self.found:
-            self._source = given.get("src") or ""
-        if tag == "figcaption":
-            self._caption = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._caption is not None:
-            self._caption += data
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "figcaption":
-            if self.found and self._source.startswith("data:image/"):
-                self.found[-1].append((self._source, (self._caption or "").strip()))
-            self._source, self._caption = "", None
-
-
-@cache
-def _examples(file: Path, _changed: float) -> list[list[tuple[str, str]]]:
-    reader = _Examples()
-    reader.feed(file.read_text("utf-8"))
-    return reader.found
-
-
-def examples_of(audit: AuditReport, number: int) -> list[tuple[str, str]]:
-    """The example photos of a finding as the report shows them: with maps and outlines of the suspected patches."""
-    if not audit.page.is_file():
-        return []
-    every = _examples(audit.page, audit.page.stat().st_mtime)
-    return every[number - 1] if number <= len(every) else []
-
-
 def audit_html(audit: AuditReport, place: int, which: str, name: str | None) -> str:
     """Render one list of an audit; ``place`` is that of the audit, for the link to its report."""
     rows = audit.rows(which, name)
@@ -150,7 +105,7 @@ def audit_html(audit: AuditReport, place: int, which: str, name: str | None) -> 
             "number": number,
             "row": row,
             "effects": [(title, row[kind]) for kind, title in _EFFECTS.items() if isinstance(row.get(kind), dict)],
-            "examples": examples_of(audit, number) if which == "findings" else [],
+            "examples": list(read_examples(row, audit.folder)),
         }
         for number, row in rows[:_MOST_CARDS]
     ]

@@ -80,6 +80,7 @@ class ImageService:
         self.worker = Worker(limits)
         self.images_run = 0
         self._throughputs: dict[str, Throughput] = {}
+        self._grids: dict[str, tuple[int, ...]] = {}  # patches of each model's last image
 
     def read(self, path: str | Path, name: str, model: str) -> ImageInput:
         """Read an uploaded file.
@@ -106,6 +107,8 @@ class ImageService:
                 run = self._explainer(photo.model, model, results, first)
                 count = max(1, len(first))
                 compute_first(results, request.methods, run, job, classes=count, subject="the photo")
+            assert results.sample is not None
+            results.grid = self._grids[photo.model] = tuple(results.sample.grid)
             targets = request.targets_for(results)
             shown = request.methods_for(results.depth)
             ahead = _other_depths(request, results.depth) if results.missing(shown, targets) else []
@@ -212,7 +215,7 @@ class ImageService:
         if results is None:
             job.start_stage("reading the photo")
             loaded = load_image(photo.upload, model, self.upload_bytes)
-            results = ImageResults(loaded, depth_of(model))
+            results = ImageResults(loaded, depth_of(model), grid=self._grids.get(photo.model))
         job.check()
         return model, results
 

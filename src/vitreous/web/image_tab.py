@@ -12,7 +12,7 @@ from typing import Any
 
 import gradio as gr
 
-from vitreous.errors import InputError, ModelError, VitreousError
+from vitreous.errors import ImageError, InputError, ModelError, VitreousError
 from vitreous.inputs.patch_geometry import plane
 from vitreous.web import rendering
 from vitreous.web.image_service import ImageInput, ImageService
@@ -101,7 +101,7 @@ class ImageTab(TabController):
         asked = {**SHARED_OPTIONS, "js": _ASK}
         state = [parts.status, parts.stop]
         opened = [parts.photo, parts.model, parts.view, parts.block, parts.picture, parts.rows, parts.curves]
-        opened += [parts.row, parts.column]
+        opened += [parts.row, parts.column, parts.upload]
         drawn = [parts.rows, parts.picture, parts.row, parts.column]
         runs = [
             self.connect_run("maps", [*opened, parts.second], "run_maps"),
@@ -383,7 +383,11 @@ class ImageTab(TabController):
             wanted = replace(read_image_controls(asked, second).request, targets=(), depth=None, likely=likely)
             return self._explain_task(photo, wanted, partial(self._show_image, photo, wanted))
 
-        return await self.begin("maps", previous, make, request, partial(self._restore, before))
+        def restore(error: Exception) -> Updates:
+            unreadable = {self.parts.upload: None} if isinstance(error, ImageError) else {}  # the box showed its name
+            return self._restore(before, error) | unreadable
+
+        return await self.begin("maps", previous, make, request, restore)
 
     async def _save(
         self,

@@ -22,6 +22,7 @@ from vitreous.errors import VitreousError
 
 _MIN_PASSES = 3  # for a time estimate, if they took more than a second
 _MIN_FAST_PASSES = 8
+_MIN_PROGRESS = 0.02  # of all inputs, before the time left is estimated
 _MIN_PROGRESS_SECONDS = 1.0  # before the remaining time is extrapolated
 _MIN_GROWTH, _LARGE_GROWTH = 32 * 2**20, 200 * 2**20  # bytes
 _TRIM_INTERVAL = 10.0  # seconds
@@ -115,9 +116,13 @@ class Job:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated time until the stage ends, extrapolated from what is processed; ``None`` if unknown."""
+        """Estimated time until the stage ends, extrapolated from what is processed; ``None`` if unknown.
+
+        The plain image runs first, alone; batches of masked ones are counted when they are done.
+        """
         elapsed = time.monotonic() - self._stage_started
-        if not self.total or not self.processed or elapsed < _MIN_PROGRESS_SECONDS:
+        few = not self.total or self.processed < max(1, _MIN_PROGRESS * self.total)
+        if not self.total or few or elapsed < _MIN_PROGRESS_SECONDS:
             return None
         return elapsed * max(0, self.total - self.processed) / self.processed
 

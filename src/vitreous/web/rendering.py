@@ -18,7 +18,7 @@ from vitreous._utils.storage import write_text
 from vitreous.errors import InputError
 from vitreous.explanation.folder import arrays_of
 from vitreous.html import page, report
-from vitreous.html import page as words_html
+from vitreous.html import words as words_html
 from vitreous.inputs.model_io import percent
 from vitreous.methods import list_methods
 from vitreous.methods.registry import FAMILIES, MethodInfo
@@ -330,7 +330,8 @@ def _figure(picture: Image.Image, caption: str, alt: str) -> str:
 def _text_card(results: TextResults, explanation: TextExplanation, method: str, number: int, by: By) -> str:
     caption = f"Why {page.escape(results.caption(explanation.class_index(0, number)))}?"
     text = words_html.coloured(explanation, method, 0, number, by, word_colour)
-    strongest = _top_words(explanation, method, number, by) if explanation.shows(method, 0, number, by=by) else ""
+    listed = explanation.shows(method, 0, number, by=by) and not explanation.is_flat(method, 0, number, by=by)
+    strongest = _top_words(explanation, method, number, by) if listed else ""
     return f"<figure><figcaption>{caption}</figcaption>{text}{strongest}</figure>\n"
 
 

@@ -121,13 +121,13 @@ def _check_options(recipe: Recipe) -> None:
             raise MethodError(f"{recipe.spelling!r}: {name}={text} is more than {most:,}, the limit of this page")
 
 
-def expected_inputs(method: str, classes: int) -> int:
-    """Return how many inputs the model processes for a method; 0 where its options do not tell.
+def expected_inputs(method: str, classes: int, grid: tuple[int, ...] | None = None) -> int:
+    """Return how many inputs the model processes for a method on a grid of patches; 0 where that is not known.
 
     Methods that need gradients run the model for every class, others once for all classes.
     """
     recipe = parse(method)
-    evaluations = recipe.readout.evaluations
+    evaluations = recipe.readout.evaluations_on(grid)
     if not evaluations:
         return 0
     return evaluations * classes if recipe.needs(EXAMPLE_DEPTH).gradients_again else evaluations
@@ -190,7 +190,7 @@ def compute(
     """
     expect_cost(job, methods, classes)
     for group in group_methods(methods):
-        _start_group(job, group, classes, subject)
+        _start_group(job, group, classes, subject, results.grid)
         run_methods(results, group, run, job, kind)
 
 
@@ -205,7 +205,7 @@ def compute_first(
     expect_cost(job, methods, classes)
     errors: list[VitreousError] = []
     for group in group_methods(methods):
-        _start_group(job, group, classes, subject)
+        _start_group(job, group, classes, subject, results.grid)
         errors += run_methods(results, group, run, job)
         if results.sample is not None or not errors:
             return
@@ -231,6 +231,6 @@ def run_methods(
     return list(trials.errors.values())
 
 
-def _start_group(job: Job, group: Sequence[str], classes: int, subject: str) -> None:
-    total = sum(expected_inputs(method, classes) for method in group)
+def _start_group(job: Job, group: Sequence[str], classes: int, subject: str, grid: tuple[int, ...] | None) -> None:
+    total = sum(expected_inputs(method, classes, grid) for method in group)
     job.start_stage(f"explaining {subject}" if len(group) > 1 else f"running {group[0]}", total or None)

@@ -268,9 +268,11 @@ class ResultCache(Generic[Made]):
         signed: By method, whether the sign of its scores has a meaning.
         failed: By method and kind of target, why it cannot explain this model or input.
         objects: Targets that are no classes, with their numbers.
+        grid: The patch grid, where it is known before the model runs; for the expected number of forward passes.
     """
 
     sample: Made | None = None
+    grid: tuple[int, ...] | None = None
     scores: dict[tuple[str, TargetKey], Tensor] = field(default_factory=dict)
     signed: dict[str, bool] = field(default_factory=dict)
     failed: dict[tuple[str, str], str] = field(default_factory=dict)

@@ -40,7 +40,7 @@ _RECIPES = (
     "ixg.skipplus",
 )
 _PRESETS = (
-    ("Recommended", RECOMMENDED, "One map for several purposes, beside two papers"),
+    ("Recommended", RECOMMENDED, "One map for several purposes, beside two that measure nearly as well"),
     ("The papers", PAPERS, "TokenTM, GradToken and SkipPLUS"),
     ("Fast", ("gradtoken", "gradcam", "raw_attention", "rollout"), "At most a backward pass through the last block"),
     ("Signed", ("decompx", "attnlrp", "fullgrad_plus:rule=libra"), "What speaks for and what speaks against"),
@@ -82,7 +82,9 @@ def method_catalogue() -> dict[str, Any]:
     rows = [describe_method(spelling, info) for spelling, info in spelled]
     for row in rows[len(methods) :]:
         row["family"] = "recipes"
-    first = [row for row in rows if row["spelling"] in RECOMMENDED]
+    first = sorted(
+        (row for row in rows if row["spelling"] in RECOMMENDED), key=lambda row: RECOMMENDED.index(row["spelling"])
+    )
     rows = [row | {"family": "recommended"} for row in first] + [row for row in rows if row not in first]
     return {"methods": rows, "presets": presets, "limit": MAX_METHODS}
 
@@ -244,7 +246,7 @@ def trust_of(found: Trust) -> dict[str, Any]:
     """Return what the card shows of a measurement."""
     return {
         "verdict": found.verdict,
-        "sentence": found.sentence,
+        "sentence": found.sentence.removeprefix(f"Trust: {found.verdict}. "),  # which the badge says
         "method": found.method,
         "target": found.target_name.replace("_", " "),
         "figures": figures_of(found),

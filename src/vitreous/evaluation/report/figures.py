@@ -24,7 +24,8 @@ from vitreous.evaluation.statistics import Estimate, means_interval
 from vitreous.evaluation.store import Store, read_manifest
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import Look
-from vitreous.html.page import Axis, Band, Line, excerpt, line_chart, macro, picture
+from vitreous.html.page import Axis, Band, Line, line_chart, macro, picture
+from vitreous.html.words import excerpt
 from vitreous.methods import is_control
 from vitreous.metrics.metric import Curve, Floats, Metric
 from vitreous.models.hf_models import LoadedTextModel
@@ -97,11 +98,11 @@ def _averaged(results: Results, curve: Curve, metric: Metric | None, banded: Col
 
 
 def _curve_factor(metric: Metric, tables: Iterable[Floats]) -> float:
-    """Shares of 0..1 are in percent where the metric made of them is shown in percent."""
-    if shown_factor(metric) == 1 and metric.range[1] != _PERCENT:
+    """Accuracies, probabilities and their differences are in percent where the metric made of them is."""
+    if shown_factor(metric) == 1 and not metric.in_percent:
         return 1.0
     with np.errstate(invalid="ignore"):
-        shares = all(not ((table < 0) | (table > 1)).any() for table in tables)
+        shares = all(not (np.abs(table) > 1).any() for table in tables)
     return _PERCENT if shares else 1.0
 
 
@@ -120,7 +121,8 @@ def sweeps_of(estimates: Sequence[Estimate], metrics: Sequence[Metric] = ()) -> 
     for estimate in estimates:
         match = _SWEPT.fullmatch(estimate.method)
         if match is not None and np.isfinite(estimate.mean):
-            name = f"{match['before']}{match['option']}=…{match['after']}"
+            others = f"{match['before']}{match['after']}".replace(":,", ":").replace(",,", ",").rstrip(":,")
+            name = f"{others}, {match['option']} varies"
             lines = found.setdefault((estimate.metric, match["option"]), {})
             factor = shown_factor(shown[estimate.metric]) if estimate.metric in shown else 1.0
             lines.setdefault(name, {})[int(match["value"])] = factor * estimate.mean

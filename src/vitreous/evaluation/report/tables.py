@@ -170,7 +170,8 @@ def as_latex(table: ResultTable, *, p_values: bool = False) -> str:
         for method in table.methods
     ]
     caption = f"{table.title}. {explain_marks(table, tied=False)}".rstrip()
-    parts = [_latex_grid(caption, label, headings, rows, "l" + "r" * len(table.metrics))]
+    compared = sum(not is_control(method) for method in table.methods)  # the others stand below them
+    parts = [_latex_grid(caption, label, headings, rows, "l" + "r" * len(table.metrics), compared)]
     if p_values and (tests := _p_value_rows(table)):
         names, lines = tests
         escaped = [[_latex(cell) for cell in line] for line in lines]
@@ -325,8 +326,13 @@ def markdown_grid(headings: Sequence[str], rows: Sequence[Sequence[str]], aligne
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
-def _latex_grid(title: str, label: str, headings: Sequence[str], rows: Sequence[Sequence[str]], alignment: str) -> str:
+def _latex_grid(
+    title: str, label: str, headings: Sequence[str], rows: Sequence[Sequence[str]], alignment: str, upper: int = 0
+) -> str:
+    """Write a table in LaTeX; a rule separates the ``upper`` first rows from the others."""
     body = [" & ".join(row) + r" \\" for row in rows]
+    if 0 < upper < len(body):
+        body.insert(upper, r"\midrule")
     lines = [
         r"\begin{table}[t]",
         r"\centering",

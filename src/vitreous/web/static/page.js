@@ -5,6 +5,7 @@ window.vitreous = (() => {
   const config = window.vitreousConfig;
   const settings = { sign: "both", threshold: 0, opacity: config.opacity, smooth: true, context: false, wipe: 0 };
   const state = { view: null, methods: [...config.methods], questions: [], depth: null, command: {}, trust: null };
+  const faint = 0.1; // the part of the strongest score below which nothing can be seen
   let picker = null, tiles = [], waiting = 0, changed = false, shown = { photo: "", rows: 0 };
 
   // Elements ----------------------------------------------------------------------------------------------------------
@@ -272,7 +273,9 @@ window.vitreous = (() => {
   function silent(map) {
     if (settings.sign !== "against") return "";
     if (!map.signed) return "This method has no negative side.";
-    return map.low < 0 ? "" : "Nothing speaks against.";
+    if (map.low >= 0) return "Nothing speaks against.";
+    const part = -map.low / Math.max(map.high, -map.low); // of the strongest score, which has the strongest colour
+    return part < faint ? `Hardly anything speaks against: at most ${Math.max(1, Math.round(100 * part))}% of what speaks for.` : "";
   }
 
   function renderStage() {
