@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import forked
 from nothing_skipped import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # pytest finds them here
 
 if TYPE_CHECKING:
@@ -31,8 +32,11 @@ LONG = (
 )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     logging.getLogger().addHandler(logging.NullHandler())  # or warnings of libraries are printed among what tests read
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if whole and config.getoption("numprocesses", None):  # this process hands the tests out to others
+        forked.share()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
