@@ -14,25 +14,36 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import forked
 from nothing_skipped import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # pytest finds them here
 
 if TYPE_CHECKING:
     from PIL import Image
 
 # Files that take longest, by processor time or because they wait for servers and browsers: they are begun first, so
-# that none is left for one process alone in the end. ``make test`` keeps this order.
+# that none is left for one process alone in the end. Those that mostly wait (server, browser, Ray) do not stand beside
+# each other, or processors have nothing to do. ``make test`` keeps this order.
 LONG = (
-    *("docs/test_readme", "web/test_web_server", "evaluation/test_evaluation_ray", "web/test_web_browser"),
-    *("architecture/test_zoo", "methods/test_on_photos", "families/test_timm", "evaluation/test_evaluation_killed"),
-    *("pictures/test_figures", "cli/test_cli", "tape/test_tape", "baseline/test_baseline", "architecture/test_stages"),
-    *("families/test_transformers", "docs/test_notebooks", "families/test_texts", "evaluation/test_evaluation_store"),
-    *("cli/test_cli_evaluate", "evaluation/test_protocols_targets", "pictures/test_print", "tape/test_interrupts"),
-    *("families/test_plain_encoder", "methods/test_decomposition", "evaluation/test_evaluate", "cli/test_startup"),
+    *("web/test_web_server", "docs/test_readme", "architecture/test_zoo", "families/test_timm", "web/test_web_browser"),
+    *("baseline/test_baseline", "methods/test_on_photos", "evaluation/test_evaluation_killed", "docs/test_notebooks"),
+    *("evaluation/test_evaluation_ray", "pictures/test_figures", "tape/test_tape", "architecture/test_stages"),
+    *("families/test_transformers", "docs/test_api_examples", "families/test_texts", "families/test_plain_encoder"),
+    *("web/test_web_images", "methods/test_perturbation", "methods/test_completeness", "web/test_web_limits"),
+    *("evaluation/test_evaluate", "pictures/test_print", "pictures/test_golden_figures", "models/test_loading"),
+    *("cli/test_cli", "families/test_unsupported", "cli/test_cli_evaluate", "methods/test_decomposition"),
+    *("cli/test_cli_audit", "docs/test_docs", "inputs/test_targets", "methods/test_attention_zoo"),
+    *("evaluation/test_evaluation_texts", "evaluation/test_recommend", "evaluation/test_evaluation_store"),
+    *("tape/test_interrupts", "families/test_open_clip", "baseline/test_evaluation_baseline", "models/test_demo_clip"),
+    *("methods/test_operation_counts", "tape/test_gradient_breaks", "pictures/test_input_pictures"),
+    *("methods/test_literal", "text/test_prompts", "methods/test_properties", "auditing/test_audit"),
 )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     logging.getLogger().addHandler(logging.NullHandler())  # or warnings of libraries are printed among what tests read
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if whole and config.getoption("numprocesses", None):  # this process hands the tests out to others
+        forked.share()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

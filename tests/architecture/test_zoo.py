@@ -40,7 +40,7 @@ def test_it_runs(entry: Entry):
         return
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        found = entry.build()(entry.images())
+        found = entry.model()(entry.images())
     found = getattr(found, "logits", found)
     found = found[0] if isinstance(found, tuple) else found
     if entry.kind != "other" and entry.name not in OTHER_OUTPUTS:
@@ -52,7 +52,7 @@ def test_it_runs(entry: Entry):
 
 def test_a_strong_change_in_one_patch_shows_in_its_cell(entry: Entry):
     """The location test: forward only, independent of the gradients by which places are found. Others are refused."""
-    model, images = entry.build(), entry.images(1)
+    model, images = entry.model(), entry.images(1)
     runner = ModelRunner(model, images)
     try:
         layout = runner.layout
@@ -61,12 +61,12 @@ def test_a_strong_change_in_one_patch_shows_in_its_cell(entry: Entry):
     architecture, (rows, columns) = runner.architecture, layout.grid
     cells = patch_of_pixel(layout.grid, runner.size, layout.geometry).view(runner.size)
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(4)).to(images)
-    before = first_block_input(architecture, model, images)
     own, nearest = [], []
-    for row, column in {(0, 0), (rows - 1, columns - 1), (rows // 2, columns // 2), (rows // 2, columns // 3)}:
-        changed = torch.where(cells == row * columns + column, images + 5 * noise, images)
-        after = first_block_input(architecture, model, changed)
-        change = (after - before)[0, -layout.patches :].double().norm(dim=-1).view(rows, columns)
+    places = list({(0, 0), (rows - 1, columns - 1), (rows // 2, columns // 2), (rows // 2, columns // 3)})
+    changed = [torch.where(cells == row * columns + column, images + 5 * noise, images) for row, column in places]
+    stream = first_block_input(architecture, model, torch.cat((images, *changed)))[:, -layout.patches :].double()
+    for (row, column), after in zip(places, stream[1:], strict=True):
+        change = (after - stream[0]).norm(dim=-1).view(rows, columns)
         near = change[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
         own.append(bool(change[row, column] >= change.mean()))
         nearest.append(bool(near.max() >= change.max()))

@@ -29,6 +29,14 @@ from vitreous.explanation.explanation import Explanation
 from vitreous.inputs.target import find_class
 
 SMALL = ("--model", "timm/test_vit@random", "--image-size", "64x48")
+MIXER = """
+from timm.models.mlp_mixer import MlpMixer
+
+def build():
+    model = MlpMixer(num_classes=10, img_size=32, patch_size=8, num_blocks=2, embed_dim=24)
+    model.image_size, model.mean, model.std = 32, 0.5, 0.5
+    return model
+"""
 
 
 def run(*arguments, **environment):
@@ -99,7 +107,8 @@ class TestExplain:
         assert {os.path.basename(failure["photo"]) for failure in report["failures"]} == {"broken.jpg", "gone.png"}  # noqa: PTH119
 
     def test_a_usual_method_that_the_model_does_not_allow_is_left_out_and_named_once(self, photos, out):
-        model = ("--model", "timm/mixer_s32_224@random")
+        (photos.parent / "mixer.py").write_text(MIXER)
+        model = ("--model", f"py/{photos.parent / 'mixer.py'}:build")
         page = out / "page.html"
         result = run("explain", photos, *model, "--out", out, "--batch-size", 1, "--json", "--report", page)
         report = json.loads(result.stdout)
@@ -317,7 +326,8 @@ class TestProcess:
         assert result.stdout.splitlines()[-1] == "[]"
 
     def test_the_module_runs_and_reports_failures_by_exit_code(self, photos, out):
-        result = shell("explain", photos, *SMALL, "--method", "rollout", "--out", out, "--json")
+        arguments = ["explain", photos, *SMALL, "--method", "rollout", "--out", out, "--json"]
+        result = forked.run(["-m", "vitreous", *map(str, arguments)])
         assert result.returncode == 1
         assert len(json.loads(result.stdout)["photos"]) == 2
         assert "Traceback" not in result.stderr

@@ -32,11 +32,20 @@ PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 PROSE = re.sub(r"^```.*?^```$", "", README, flags=re.DOTALL | re.MULTILINE)
 
 SMALL = "timm/test_vit@random"
+# `recommend` randomises the model block by block, so that its time grows with the square of the depth.
+ONE_BLOCK = """
+import timm
+
+def build():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=24, num_heads=3, depth=1)
+    model.image_size, model.mean, model.std = 32, 0.5, 0.5
+    return model
+"""
 # Weights that would have to be downloaded, and random ones: the same command with a small random model.
 REPLACED = {
     r"timm/vit_base_patch16_224[.\w]*": SMALL,
     r"timm/vit_tiny_patch16_224@random": SMALL,
-    r"(?<=vitreous recommend )demo": SMALL,  # it explains models with random weights, layer by layer
+    r"(?<=vitreous recommend )demo": "py/one_block.py:build",
 }
 # What would take many minutes, and is the same with less of it; `make demo` has the demo model at its own size.
 FEW_PATCHES = ["--image-size", "56"]  # 4 x 4 patches
@@ -45,7 +54,7 @@ SHORTER = {
     "vitreous explain cat.jpg --model demo": FEW_PATCHES,
     "vitreous explain cat.jpg photos/ --model demo": FEW_PATCHES,
     "vitreous similar": FEW_PATCHES,
-    "vitreous recommend": ["--limit", "2", "--methods", "gae", "--image-size", "64"],
+    "vitreous recommend": ["--limit", "2", "--methods", "gae"],
     "vitreous figure": FEW_PATCHES,
     "vitreous figure curves": ["--steps", "3", *FEW_PATCHES],
     "vitreous speed": ["--repeats", "1", *FEW_PATCHES],
@@ -77,6 +86,7 @@ class Workshop:
         (folder / "photos").mkdir()
         for name in ("cat.jpg", "photos/one.jpg", "photos/two.png"):
             Image.fromarray(random.integers(0, 256, (90, 120, 3), dtype=np.uint8)).save(folder / name)
+        (folder / "one_block.py").write_text(ONE_BLOCK)
         model = timm.create_model("vit_tiny_patch16_224")
         save_file(model.state_dict(), folder / "weights.safetensors")
         save_classifier(folder / "FOLDER", ("negative", "neutral", "positive"))

@@ -14,7 +14,7 @@ from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.report.results import summarise
 from vitreous.models import LoadedModel, Preprocessing
 
-IMAGES = 4_000
+IMAGES = 3_000
 SIDE = 16
 
 
@@ -85,10 +85,10 @@ def test_memory_does_not_grow_with_the_data_set(tmp_path):
         progress=memory,
     )
     first, last = memory.seen[1000], memory.seen[IMAGES]
-    # 3,000 more images: their pixels alone are 2 MB, tapes would be about 40 MB. The allocator may keep a few.
+    # 2,000 more images: their pixels alone are 1.5 MB, tapes would be about 27 MB. The allocator may keep a few.
     assert last - first < 15, memory.seen
     before = resident()
     (estimate,) = summarise(results).estimates
     assert estimate.n == IMAGES
-    # The bootstrap's 2,000 resamples of 4,000 images are 8 MB of bytes, and 32 MB at once as numbers.
+    # The bootstrap's 2,000 resamples of 3,000 images are 6 MB of bytes, and 24 MB at once as numbers.
     assert resident() - before < 60

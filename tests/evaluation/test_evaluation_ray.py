@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import threading
 from types import SimpleNamespace
 
 import pytest
 
+import forked
 from evaluations import METHODS, MODEL, PROTOCOL, command, everything, some_run, write_photos
 from vitreous.datasets import open_dataset
 from vitreous.evaluation.engines import RETRIES, SilentProgress, _InFlight, run_on_ray
@@ -74,7 +74,7 @@ def test_only_json_is_on_standard_output_when_a_worker_dies(tmp_path):
     # The driver does not compute before all shards that were handed to Ray are done.
     plugin.write_text(DEADLY.format(driver=0, out=str(out), half=1, marker=str(marker)))
     more = ["--engine", "ray", "--workers", "1", "--methods", "deadly", "--plugin", str(plugin), "--json"]
-    done = subprocess.run(command(data, out, *more), capture_output=True, text=True, check=False, timeout=300)
+    done = forked.run(command(data, out, *more)[1:], timeout=300)
     assert done.returncode == 0, done.stderr
     assert marker.exists(), "no worker was killed"
     assert {row["method"] for row in json.loads(done.stdout)} == {*METHODS, "deadly"}

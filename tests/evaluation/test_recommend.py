@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import vitreous
-from evaluations import MODEL, write_photos
+from evaluations import write_photos
 from small_data import loaded
 from small_models import SIZE, small_vit
 from vitreous.cli import app
@@ -36,7 +36,17 @@ def photos(tmp_path_factory) -> Path:
 
 
 def small() -> LoadedModel:
-    return loaded(depth=2)
+    return loaded(depth=1)  # randomised block by block, so that the time grows with the square of its depth
+
+
+ONE_BLOCK = """
+from small_models import small_vit
+
+def build():
+    model = small_vit(depth=1)
+    model.image_size, model.mean, model.std = 32, 0.5, 0.5
+    return model
+"""
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +153,9 @@ def test_input_that_cannot_be_measured_is_refused(photos, tmp_path):
 
 
 def test_the_command_line_prints_table_and_sentences(photos, tmp_path):
-    arguments = ["recommend", MODEL.name, str(photos), "--limit", "2", "--methods", "gae"]
-    arguments += ["--image-size", str(SIZE), "--out", str(tmp_path)]
+    (tmp_path / "one_block.py").write_text(ONE_BLOCK)
+    model = f"py/{tmp_path / 'one_block.py'}:build"
+    arguments = ["recommend", model, str(photos), "--limit", "2", "--methods", "gae", "--out", str(tmp_path / "runs")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert "random (control)" in done.output

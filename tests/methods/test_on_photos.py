@@ -28,10 +28,10 @@ pytestmark = pytest.mark.shared
 
 METHODS = [info for info in list_methods() if info.family != "plugin"]
 NAMES = [info.name for info in METHODS]
-PHOTOS, AT_ONCE = 8, 16
-RARE = 32  # photos among which there are some that get no map by what clamps it
+PHOTOS, AT_ONCE = 4, 16
+RARE = 16  # photos among which there are some that get no map by what clamps it
 # These take two thirds of the time of all that read one run: at 224 pixels they are asked of a few photos.
-RELEVANCE, FEW_PHOTOS = ("abslrp", "transattr", "lrp", "lrp_rollout"), 4
+RELEVANCE, FEW_PHOTOS = ("abslrp", "transattr", "lrp", "lrp_rollout"), 2
 # What clamps its map at 0 has nothing left where no patch speaks for the class. That is so in these two methods alone,
 # each of which can be asked for the map before the clamp.
 UNCLAMPED = {"attcam": "attcam:convention=skipplus", "gradtoken": "gradtoken:heads=average"}
@@ -39,7 +39,6 @@ UNCLAMPED = {"attcam": "attcam:convention=skipplus", "gradtoken": "gradtoken:hea
 IN_ONE_PICTURE = {
     "catdog": (243, 282),  # bull mastiff, tiger cat
     "dogbird": (161, 90),  # basset, lorikeet
-    "dogcat2": (207, 285),  # golden retriever, Egyptian cat
     "el1": (386, 340),  # African elephant, zebra
 }
 
@@ -153,7 +152,7 @@ def test_a_map_of_zeros_means_that_no_patch_speaks_for_the_class(name, of_photos
     maps, before = of_photos[name], of_photos[UNCLAMPED[name]]
     zero = (maps == 0).all(dim=1)
     assert torch.equal(constant(maps), zero)
-    assert 0 < zero.sum() < RARE / 4  # rare, but it is found on these photos: 5 for attcam, 1 for gradtoken
+    assert 0 < zero.sum() < RARE / 4  # rare, but it is found on these photos: 3 for attcam, 1 for gradtoken
     assert (before[zero] <= 0).all()
     assert not constant(before).any()
 

@@ -189,12 +189,13 @@ def test_it_is_listed():
 def test_the_cifar_model(shared):
     loaded = load_model(f"py/{CIFAR}:build@{shared / 'data' / 'cifar' / 'vit_cifar10.safetensors'}")
     data = open_dataset(f"cifar10:{shared / 'data' / 'cifar' / 'cifar10_test_1000.npz'}")
-    samples = [data.load(index) for index in range(len(data))]
+    samples = [data.load(index) for index in range(200)]
     with torch.no_grad():
         predicted = loaded.model(loaded.preprocessing([sample.image for sample in samples])).argmax(dim=-1)
     right = sum(int(answer) == sample.label for answer, sample in zip(predicted, samples, strict=True))
-    # Measured: 690 of these 1000 (71.7% are said of it); rounding may tip a photo or two that are undecided.
-    assert abs(right - 690) <= 3
+    # Measured: 146 of these 200 (690 of all 1000; 71.7% are said of it). No photo is so undecided that rounding tips it:
+    # the two largest logits differ by 0.026 at least.
+    assert right == 146
     explanation = vitreous.explain(loaded, [samples[0].image], ["tokentm", "gradtoken", "decompx.skipplus"])
     assert all(scores.isfinite().all() for scores in explanation.scores.values())
 

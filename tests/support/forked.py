@@ -4,11 +4,14 @@ A new interpreter takes three to seven seconds of processor time to import what 
 it once, runs nothing, and forks: what is started has its own memory, streams, working directory, signals and exit code
 like any process. Tests of what an interpreter does from its beginning (what is imported, how quickly, how a broken
 output is met) start a real one.
+
+All processes of a run of the whole suite share one server, which the first of them starts and names in the environment.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import io
 import multiprocessing
 import os
@@ -21,15 +24,36 @@ import tempfile
 import threading
 import weakref
 from functools import cache
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import IO
+
+SHARED = "VITREOUS_FORK_SERVER"  # the process and the address of a server that another process has started
+PAGE = ("gradio", "vitreous.web.server")  # most programs do without
+
+
+def share() -> None:
+    """Start a server for this process and for all that it starts."""
+    _start_server(("preloaded", *PAGE))
+    server = forkserver._forkserver
+    os.environ[SHARED] = f"{server._forkserver_pid} {server._forkserver_address}"
 
 
 @cache
 def _server() -> multiprocessing.context.ForkServerContext:
+    process, _, address = os.environ.get(SHARED, "").partition(" ")
+    if not address:
+        return _start_server(("preloaded",))
+    server = forkserver._forkserver
+    server._forkserver_pid, server._forkserver_address = int(process), address
+    server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # it ends with the process that started it
+    server.ensure_running = resource_tracker.ensure_running
+    return multiprocessing.get_context("forkserver")
+
+
+def _start_server(modules: tuple[str, ...]) -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["preloaded"])
+    context.set_forkserver_preload(list(modules))
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [path])])
     try:
@@ -144,6 +168,8 @@ def run_code(code: str, *arguments: str) -> str:
 def _run(arguments: list[str], streams: tuple[Path, Path, Path], cwd: Path | None, environment: dict[str, str]) -> None:
     """What the forked process does: what an interpreter does once it has begun."""
     os.setsid()
+    gc.freeze()  # hardly any of what was imported is garbage, so it is never looked through
+    gc.enable()
     for number, file in enumerate(streams):
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY, 0o600)
         os.dup2(descriptor, number)

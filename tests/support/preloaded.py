@@ -1,6 +1,6 @@
 """What the processes of ``forked`` have imported when they begin; importing this file imports it all.
 
-Hardly any of it is garbage, so nothing is collected meanwhile, and what is there then is never looked through again.
+Hardly any of it is garbage, so nothing is collected before a program begins.
 """
 
 from __future__ import annotations
@@ -29,5 +29,3 @@ gc.disable()
 for _name in (*PACKAGES, *_modules_of_vitreous()):
     with suppress(ImportError):
         importlib.import_module(_name)
-gc.freeze()
-gc.enable()

@@ -72,7 +72,7 @@ class Page:
 
     def until(self, happened, seconds=PATIENCE):
         ignored = (StaleElementReferenceException,)
-        return WebDriverWait(self.driver, seconds, 0.05, ignored_exceptions=ignored).until(lambda _: happened())
+        return WebDriverWait(self.driver, seconds, 0.1, ignored_exceptions=ignored).until(lambda _: happened())
 
     def press(self, selector):
         element = self.one(selector)

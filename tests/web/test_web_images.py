@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import pickle
 import threading
@@ -710,7 +711,11 @@ def test_first_maps_come_within_three_times_a_forward_and_backward_pass():
         results = service.explain(photo_input, request, Job())
         return json.dumps(view_of(results, photo_input, request, reads_text=False))
 
-    plain, maps = (min(_seconds(work) for _ in range(5)) for work in (pass_through, first_maps))
+    plain, maps = min(_seconds(pass_through) for _ in range(5)), math.inf
+    for _ in range(5):
+        maps = min(maps, _seconds(first_maps))
+        if maps < 3 * plain:
+            break
     service.close()
     assert maps < 3 * plain, f"forward and backward {plain:.3f} s, first maps {maps:.3f} s"
 
