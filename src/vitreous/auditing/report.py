@@ -86,7 +86,7 @@ def as_csv(audit: Audit) -> str:
     rows.writerow((*heading, *fields))
     for each in audit.tested:
         suspicion = each.suspicion
-        result = "finding" if each.finding else "not confirmed"
+        result = ("finding" if each.is_shortcut else "observation") if each.finding else "not confirmed"
         about = (
             "explained by another" if each.covered_by is not None else result,
             *(suspicion.kind, suspicion.target, audit.class_name(suspicion.target), suspicion.place),
