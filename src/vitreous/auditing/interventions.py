@@ -22,7 +22,7 @@ from torch import Tensor
 from vitreous._utils.torch_state import float64_array
 from vitreous.auditing.collected import Bools, Collected, Floats, Ints
 from vitreous.auditing.suspicions import Suspicion
-from vitreous.datasets.dataset import Review
+from vitreous.datasets.dataset import Sample
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.runner.measure import EvaluationContext
 from vitreous.evaluation.tasks.task import ImageBatch, enlarged
@@ -73,7 +73,7 @@ class Interventions:
     def _load(self, photo: int) -> Tensor:
         """A photo as the model's input, (1, channel, height, width)."""
         sample = self._context.data.load(int(self._collected.index[photo]))
-        assert not isinstance(sample, Review)
+        assert isinstance(sample, Sample)
         prepared: Tensor = self._context.adapter.prepare(sample)
         return prepared
 

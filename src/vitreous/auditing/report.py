@@ -21,7 +21,7 @@ from vitreous._utils.storage import write_text
 from vitreous.auditing.audit import Audit
 from vitreous.auditing.collected import Bools
 from vitreous.auditing.testing import Effect, Tested
-from vitreous.datasets.dataset import Review
+from vitreous.datasets.dataset import Sample
 from vitreous.errors import VitreousError
 from vitreous.html.page import picture, render
 from vitreous.models import LoadedModel
@@ -216,7 +216,7 @@ def _examples(audit: Audit, tested: Tested, count: int) -> Iterator[tuple[Markup
             sample = audit.context.data.load(int(collected.index[photo]))
         except VitreousError:
             continue
-        assert not isinstance(sample, Review)
+        assert isinstance(sample, Sample)
         seen = model.preprocessing.displayed(sample.image)
         scale = max(1, round(_SIDE / max(seen.size)))
         seen = seen.resize((seen.width * scale, seen.height * scale))

@@ -2,7 +2,15 @@
 
 from vitreous.models.hf_models import LoadedTextModel
 from vitreous.models.loading import LoadedModel, list_models, load_model
-from vitreous.models.preprocessing import Preprocessing
+from vitreous.models.preprocessing import Preprocessing, VolumePreprocessing
 from vitreous.models.wrap_model import TwoSided
 
-__all__ = ["LoadedModel", "LoadedTextModel", "Preprocessing", "TwoSided", "list_models", "load_model"]
+__all__ = [
+    "LoadedModel",
+    "LoadedTextModel",
+    "Preprocessing",
+    "TwoSided",
+    "VolumePreprocessing",
+    "list_models",
+    "load_model",
+]

@@ -17,7 +17,7 @@ from vitreous._utils.messages import errors_as, short_repr
 from vitreous.errors import InputError, ModelError, UnsupportedModelError
 from vitreous.models.hf_models import class_names_of, image_size_of
 from vitreous.models.loaded import LoadedModel
-from vitreous.models.preprocessing import Preprocessing, from_processor, from_torchvision
+from vitreous.models.preprocessing import Preprocessing, from_processor, from_torchvision, from_video_processor
 
 Pair = tuple[nn.Module, Any]
 
@@ -124,6 +124,8 @@ def preprocessing_of(network: nn.Module, source: Any) -> Preprocessing:
         return source
     processor = getattr(source, "image_processor", source)  # a multimodal processor contains an image processor
     settings = processor.to_dict() if hasattr(processor, "to_dict") else {}
+    if "image_mean" in settings and type(network).__name__.endswith("ForVideoClassification"):
+        return from_video_processor(settings, getattr(network, "config", None))
     if {"image_mean", "data_config"} & settings.keys():
         return from_processor(settings, image_size_of(getattr(network, "config", None)))
     if all(hasattr(source, name) for name in _TORCHVISION_SETTINGS):

@@ -74,7 +74,7 @@ def patch_scores(batch: ImageBatch, map_: Tensor) -> Tensor:
     layout = batch.runner.layout
     if tuple(map_.shape) == layout.grid:
         return map_.flatten()
-    return layout_means(map_.flatten(), (map_.shape[0], map_.shape[1]), layout)
+    return layout_means(map_.flatten(), tuple(map_.shape), layout)
 
 
 def _run(batch: ImageBatch, inputs: Sequence[_KeptPatches]) -> None:
@@ -102,6 +102,7 @@ class TokenDropping(ImageTask):
     """
 
     purpose: ClassVar[Purpose] = "faithfulness"
+    volumes: ClassVar[bool] = True
     explained: Explained = "label"
     percent: tuple[int, ...] = NINE
     count: Literal["floor(ratio * patches)"] = "floor(ratio * patches)"

@@ -151,6 +151,8 @@ def _each(value: Any, axes: int) -> tuple[int, ...]:
     return numbers * axes if len(numbers) == 1 else numbers
 
 
+# Not 0, which callers use for noise of their own: a multiple of the input is the same to a norm over each patch.
+_SEED = 2026
 _NOISE = 10.0  # so large that the change of an edge is seen in half precision, too
 _ROUNDING = 1e-3  # of what all pixels change of a token: one of its edges changes far more of it, rounding less
 _SOME_TOKENS = 8  # so many are looked for in other places
@@ -248,7 +250,7 @@ class PatchGridProbe:
     def _find_channel_axis(self, embeddings: Sequence[Embedding]) -> int:
         assert isinstance(self.inputs, Tensor)
         clips = self.inputs[:1].detach().repeat(3, 1, 1, 1, 1)
-        noise = torch.randn(clips.shape[1:], generator=torch.Generator().manual_seed(0)).to(clips) * _NOISE
+        noise = torch.randn(clips.shape[1:], generator=torch.Generator().manual_seed(_SEED)).to(clips) * _NOISE
         clips[1, 0] += noise[0]
         clips[2, :, 0] += noise[:, 0]
         streams = [first_block_input(self.architecture, self.model, clip[None]) for clip in clips]
@@ -449,7 +451,7 @@ def _stand_further_ahead(shown: Tensor, patches: int) -> bool:
 
 def _with_other_edges(image: Tensor, width: Size, channel_axis: int) -> Tensor:
     """A picture as it is, all of it changed, and so many of its first and last rows and columns (slices, frames)."""
-    noise = torch.randn(image.shape[1:], generator=torch.Generator().manual_seed(0)).to(image) * _NOISE
+    noise = torch.randn(image.shape[1:], generator=torch.Generator().manual_seed(_SEED)).to(image) * _NOISE
     axes = [axis for axis in range(noise.dim()) if axis != channel_axis - 1]
     images = image.repeat(2 + 2 * len(axes), *[1] * noise.dim())
     images[1] += noise
