@@ -307,7 +307,7 @@ class PatchGridProbe:
     def _grid(self, probed: _Probed | None) -> Size:
         name = self.architecture.name
         if probed is None:
-            raise _not_shown(name)
+            raise _not_shown(name, self.inputs)
         streams = probed.edges
         self._check_order(streams)
         whole, *edges = _changed(streams)
@@ -318,19 +318,19 @@ class PatchGridProbe:
         count = int(patches.sum())
         at_edge = [int((patches & edge).sum()) for edge in first]
         if count == 0 or 0 in at_edge:
-            raise _not_shown(name)
+            raise _not_shown(name, self.inputs)
         grid = tuple(count // each for each in at_edge)
         prefix = len(patches) - count
         if math.prod(grid) != count or not torch.equal(
             patches, torch.arange(len(patches)).to(patches.device) >= prefix
         ):
-            raise _not_shown(name)
+            raise _not_shown(name, self.inputs)
         for axis, cells in enumerate(grid):
             number = torch.arange(cells, device=patches.device)
             line = number.view([cells if other == axis else 1 for other in range(len(grid))]).expand(grid).flatten()
             for edge, place in ((first[axis], 0), (last[axis], cells - 1)):
                 if not torch.equal(edge[prefix:], line == place):
-                    raise _not_shown(name)
+                    raise _not_shown(name, self.inputs)
         return grid
 
     def _compare(self, streams: Tensor, made: Embedding, tokens: int) -> None:
@@ -462,7 +462,14 @@ def _with_other_edges(image: Tensor, width: Size, channel_axis: int) -> Tensor:
     return images
 
 
-def _not_shown(name: str) -> UnsupportedModelError:
+def _not_shown(name: str, inputs: Inputs) -> UnsupportedModelError:
+    if isinstance(inputs, Tensor) and inputs.dim() == 5:
+        return UnsupportedModelError(
+            f"no convolution of {name} makes patches of a whole volume or clip, and which tokens change with the "
+            "first and last slices, rows and columns does not show a grid of depth, rows and columns behind all other "
+            "tokens, so no map can be laid out; models that attend across frames and within frames in turn "
+            "(TimeSformer) order their tokens otherwise"
+        )
     return UnsupportedModelError(
         f"{name} makes its patches without a convolution, and which of its tokens change with the edges of a picture "
         "does not show rows of patches behind all other tokens, so no map can be laid out; embed patches by a "
