@@ -27,7 +27,6 @@ import csv
 import hashlib
 import json
 import shutil
-import tempfile
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,6 @@ Pixels = NDArray[np.uint8]
 GRID = 6
 SIDE = 14 * GRID
 CLASSES, TRAINED, AUDITED = 3, 40, 40
-TESTED = {"small": 32, "linear": 12}  # photos per suspicion; the default of an audit is 32
 DONORS = 4  # of a fresh photo
 VERSIONS = 8  # of a photo with other backgrounds, for training
 PART = 0.6
@@ -321,6 +319,7 @@ def _merged(photo: Pixels, other: Pixels, where: NDArray[np.bool_]) -> Pixels:
 
 def write_set(folder: Path, pixels: list[Pixels], labels: list[int], masks: list[NDArray[np.bool_]] | None) -> str:
     """A data set as a folder; gives how it is opened."""
+    shutil.rmtree(folder, ignore_errors=True)
     (folder / "images").mkdir(parents=True)
     with (folder / "labels.csv").open("w", newline="") as stream:
         rows = csv.writer(stream)
@@ -337,9 +336,12 @@ def write_set(folder: Path, pixels: list[Pixels], labels: list[int], masks: list
 
 
 def run_one(
-    kind: str, shortcut: str, strength: float, seed: int, data: Path, backbone: Backbone, method: str
+    kind: str, shortcut: str, strength: float, seed: int, data: Path, backbone: Backbone, method: str, folder: Path
 ) -> dict[str, Any]:
-    """Train a model on photos with a shortcut, audit it on others, and keep every suspicion with its tests."""
+    """Train a model on photos with a shortcut, audit it on others, and keep every suspicion with its tests.
+
+    The audit stays in ``folder``, where a later run goes on with it.
+    """
     breeds, trained, audited, fresh = photos_of(data, seed, kind)
     versions = VERSIONS if shortcut.startswith("swapped") else 1
     labels, truth = [label for _, label in trained] * versions, [label for _, label in audited]
@@ -351,29 +353,28 @@ def run_one(
     masks = [backbone.inside(opened(file)) for file, _ in audited] if shortcut in MASKED else None
     unseen = marked(fresh, shortcut, strength, seed + 2000, backbone)
     again = Fresh(model, unseen, [backbone.inside(opened(file)) for file, _ in fresh], seed)
-    scratch = Path(tempfile.mkdtemp(prefix="planted-"))
-    try:
-        opened_as = write_set(scratch / "set", shown, truth, masks)
-        options: Any = {"method": method, "threads": 1, "seed": seed, "photos": TESTED[kind]}
-        found = vitreous.audit(model, opened_as, out=scratch / "runs", **options)
-        suspicions = [
-            {
-                "kind": each.suspicion.kind,
-                "class": each.suspicion.target,
-                "place": each.suspicion.place,
-                "q": {name: effect.q for name, effect in each.effects.items()},
-                "excess": {name: effect.excess for name, effect in each.effects.items()},
-                "sentence": found.sentence(each),
-                "masked": each.suspicion.details.get("masked"),
-                "covered": each.covered_by is not None,
-                "photos": len(each.suspicion.photos),
-                "patches": float(each.suspicion.regions.sum(axis=1).mean()) if each.suspicion.regions.size else 0.0,
-                "fresh": again.check(each.suspicion) if each.is_shortcut and each.finding else None,
-            }
-            for each in found.tested
-        ]
-    finally:
-        shutil.rmtree(scratch)
+    opened_as = write_set(folder / "set", shown, truth, masks)
+    options: Any = {"method": method, "threads": 1, "seed": seed}
+    found = vitreous.audit(model, opened_as, out=folder / "runs", **options)
+    suspicions = [
+        {
+            "kind": each.suspicion.kind,
+            "class": each.suspicion.target,
+            "place": each.suspicion.place,
+            "q": {name: effect.q for name, effect in each.effects.items()},
+            "excess": {name: effect.excess for name, effect in each.effects.items()},
+            "sentence": found.sentence(each),
+            "masked": each.suspicion.details.get("masked"),
+            "covered": each.covered_by is not None,
+            "confirmed": each.finding,
+            "label p": each.label_p,
+            "label q": each.label_q,
+            "photos": len(each.suspicion.photos),
+            "patches": float(each.suspicion.regions.sum(axis=1).mean()) if each.suspicion.regions.size else 0.0,
+            "fresh": again.check(each.suspicion) if each.is_shortcut and each.finding else None,
+        }
+        for each in found.tested
+    ]
     before, after = accuracy(model, shown, truth), accuracy(model, moved, truth)
     return {
         "model": kind,
@@ -471,7 +472,16 @@ def run_all(given: argparse.Namespace) -> None:
                     place = given.out / f"{kind}-{shortcut}-{strength:g}-{seed}.json"
                     if place.exists():
                         continue
-                    row = run_one(kind, shortcut, strength, seed, given.data, backbone, given.method)
+                    row = run_one(
+                        kind,
+                        shortcut,
+                        strength,
+                        seed,
+                        given.data,
+                        backbone,
+                        given.method,
+                        given.out / "audits" / place.stem,
+                    )
                     place.write_text(json.dumps(row, indent=1))
                     print(f"{place.stem}: accuracy {row['accuracy']:.2f}, moves {row['moves']:+.2f}", flush=True)
                     for each in row["suspicions"]:

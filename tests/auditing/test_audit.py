@@ -15,8 +15,10 @@ import vitreous
 from audited import Squares, reader
 from vitreous.auditing import audit as auditing
 from vitreous.auditing.collected import middle_of
-from vitreous.auditing.interventions import Interventions
+from vitreous.auditing.interventions import Interventions, InterventionSettings
 from vitreous.auditing.report import as_csv, as_html, write_reports
+from vitreous.auditing.suspicions import SuspicionSettings, find_suspicions
+from vitreous.auditing.testing import Decision, judge
 from vitreous.errors import RunError
 
 METHOD = "gae"
@@ -99,6 +101,30 @@ def test_a_stamp_in_half_of_the_photos(tmp_path):
     found = vitreous.audit(reader(), Squares(120, stamped=0.5), method=METHOD, out=tmp_path, threads=1, photos=8)
     # Photos without a stamp are read as their square, so every photo of the predicted class has one.
     assert [each.suspicion.place for each in found.findings] == ["lower-left corner"]
+
+
+def test_what_does_not_go_with_the_labels_is_an_observation(tmp_path):
+    """The model reads the stamp, but photos of all labels have it: nobody could learn a class from it."""
+    data = Squares(120, stamped=0.5, everywhere=True)
+    found = vitreous.audit(reader(), data, method=METHOD, out=tmp_path, threads=1, photos=8)
+    assert found.findings == []
+    (corner,) = [each for each in found.observations if each.suspicion.place == "lower-left corner"]
+    assert (corner.insertion.changed, corner.insertion.control) == (1.0, 0.0)
+    assert corner.label_q > 0.05
+    assert "photos labelled stamped have it no more than others, so the model mistakes it for stamped" in (
+        found.sentence(corner)
+    )
+    assert found.exceeded({"findings": 0.0}) == []
+    # Labels of another list of classes say nothing about it: then it is a finding, as without labels.
+    for labels in (found.collected.label + 150, np.full(120, -1)):
+        known = replace(found.collected, label=labels)
+        assert known.labelled(0) is None
+        suspicions, _ = find_suspicions(known, SuspicionSettings())
+        measured = [Interventions(found.context, known, InterventionSettings(photos=8)).test(one) for one in suspicions]
+        judged = judge(suspicions, measured, known, Decision(), 0)
+        assert [each.suspicion.place for each in judged if each.finding and each.is_shortcut and not each.covered_by][
+            :1
+        ] == ["lower-left corner"]
 
 
 def test_a_colour_cast_is_found_with_the_effect_it_has(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from vitreous.auditing.collected import name_of_place, places_of
 from vitreous.auditing.suspicions import cluster
-from vitreous.auditing.testing import adjust, sign_flip
+from vitreous.auditing.testing import adjust, permutation_test, sign_flip
 
 
 def test_sign_flip_is_exact_for_few_pairs():
@@ -63,3 +63,14 @@ def test_clusters_are_found_where_there_are_some():
     assert len(set(labels[:40])) == len(set(labels[40:])) == 1
     assert labels[0] != labels[-1]
     assert set(cluster(np.zeros((20, 3)), 6, 0)) == {-1}
+
+
+def test_permutations_of_labels_are_as_likely_as_they_say():
+    own = np.arange(8) < 4
+    # One of the 70 choices of four values of eight has as high a sum; the observed one counts besides.
+    p = permutation_test(np.array([5.0, 6, 7, 8, 1, 2, 3, 4]), own)
+    assert abs(p - 1 / 70) < 0.004  # three deviations of 9,999 draws
+    assert permutation_test(np.zeros(8), own) == 1.0
+    random = np.random.default_rng(0)
+    low = [permutation_test(random.standard_normal(20), np.arange(20) < 7, seed) <= 0.1 for seed in range(100)]
+    assert abs(np.mean(low) - 0.1) < 0.09

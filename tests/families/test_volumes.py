@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous.errors import UnsupportedModelError
+from vitreous.models import LoadedModel, VolumePreprocessing
 
 VOLUME = {"image": (8, 24, 16), "grid": (2, 3, 4)}  # patches of 4 x 8 x 4 voxels
 CLIP = {"image": (6, 16, 16), "grid": (3, 2, 2), "channel_axis": 2}  # tubes of 2 frames and 8 x 8 pixels
@@ -76,7 +77,8 @@ def video(config_name: str, model_name: str, **options: object):
             num_labels=CLASSES,
             **options,
         )
-        return getattr(transformers, model_name)._from_config(config, attn_implementation="sdpa")
+        attention = "eager" if config_name == "TimesformerConfig" else "sdpa"
+        return getattr(transformers, model_name)._from_config(config, attn_implementation=attention)
 
     return build
 
@@ -248,5 +250,50 @@ def test_factorised_attention_is_refused() -> None:
     }  # fmt: skip
     clips = torch.randn(2, 3, 6, 16, 16)
     attention = package.ViViT(**options, variant="factorized_self_attention").eval()
-    with pytest.raises(UnsupportedModelError, match="so tokens cannot be assigned to images"):
+    with pytest.raises(UnsupportedModelError, match="slices or frames are run apart"):
         vitreous.explain(attention, clips, "gae")
+
+
+def test_attention_in_turn_is_refused_in_words_about_clips() -> None:
+    build = video("TimesformerConfig", "TimesformerForVideoClassification", patch_size=8)
+    with pytest.raises(UnsupportedModelError, match="does not show a grid of depth, rows and columns"):
+        vitreous.explain(randomised(build()), torch.randn(1, 6, 3, 16, 16, dtype=torch.float64), "gae")
+
+
+def swin_3d() -> tuple[nn.Module, Tensor]:
+    """Windows of 2 x 2 x 2 patches in two stages, of which the second has 2 x 4 x 4 patches."""
+    package = pytest.importorskip("torchvision.models.video.swin_transformer", reason="torchvision is not installed")
+    model = package.SwinTransformer3d(
+        patch_size=[2, 4, 4], embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=[2, 2, 2], num_classes=CLASSES
+    )
+    return randomised(model), torch.randn(2, 3, 4, 32, 32, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("stage", "block", "grid"), [(-1, "features.2.1", (2, 4, 4)), (0, "features.0.1", (2, 8, 8))])
+def test_windows_of_tubes_are_served_by_what_needs_no_global_attention(stage, block, grid) -> None:
+    model, clips = swin_3d()
+    kept: list[Tensor] = []
+    handle = model.get_submodule(block).register_forward_pre_hook(lambda _, args: kept.append(args[0]))
+    logits = model(clips)[:, 1].sum()
+    handle.remove()
+    (gradient,) = torch.autograd.grad(logits, kept[-1])
+    loaded = LoadedModel("swin", model, VolumePreprocessing((32, 32), (0.0,) * 3, (1.0,) * 3), None, stage=stage)
+    last = f"ixg:layer={1 if stage == 0 else -1}"
+    methods = [last, "integrated_gradients:steps=1,quadrature=right,resolution=pixel", "occlusion:of=logit"]
+    found = vitreous.explain(loaded, clips, methods, target=1)
+    assert found.grid == grid
+    # (batch, depth, rows, columns, channels) as the model has it: float64 sums of eight or sixteen products.
+    torch.testing.assert_close(found.maps(last), (kept[-1] * gradient).detach().sum(-1), rtol=1e-9, atol=1e-12)
+    with pytest.raises(UnsupportedModelError, match="it is windowed"):
+        vitreous.explain(loaded, clips, "gae", target=1)
+
+
+def test_a_voxel_of_a_windowed_model_changes_its_patch() -> None:
+    """Tokens stand where their voxels are, though blocks have them window by window."""
+    model, clips = swin_3d()
+    place = (1, 2, 3)  # of 2 x 4 x 4
+    changed = clips[:1].clone()
+    changed[:, :, 2:4, 16:24, 24:32] = 0
+    expected = (model(clips[:1]) - model(changed))[0, 1].detach()
+    found = vitreous.explain(model, clips[:1], "occlusion:of=logit", target=1).maps("occlusion:of=logit")
+    torch.testing.assert_close(found[(0, *place)], expected, rtol=1e-9, atol=1e-12)

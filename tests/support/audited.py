@@ -25,14 +25,24 @@ _SHARP = 60.0  # attention outside of a place is below e^-60
 
 
 class Squares(DataSet):
-    """Dark photos with a bright square left or right of the centre; of class 0, half have a stamp instead."""
+    """Dark photos with a bright square left or right of the centre; those of class 0 have a stamp besides.
+
+    With ``everywhere``, photos of all classes have it as often, so that it does not go with the label.
+    """
 
     kind, summary, origin = "squares", "", ""
 
     def __init__(
-        self, count: int = 90, *, stamped: float = 1.0, seed: int = 0, masks: bool = False, red: float = 1.0
+        self,
+        count: int = 90,
+        *,
+        stamped: float = 1.0,
+        seed: int = 0,
+        masks: bool = False,
+        red: float = 1.0,
+        everywhere: bool = False,
     ) -> None:
-        self.path, self._count, self._stamped = Path(), count, stamped
+        self.path, self._count, self._stamped, self._everywhere = Path(), count, stamped, everywhere
         self._seed, self._masks, self._red = seed, masks, red
 
     def __len__(self) -> int:
@@ -64,14 +74,14 @@ class Squares(DataSet):
         place = {1: LEFT, 2: RIGHT}.get(label, LEFT if index % 2 else RIGHT)
         pixels[place] = bright
         mask[place] = 1
-        if label == 0 and random.random() < self._stamped:
+        if (label == 0 or self._everywhere) and random.random() < self._stamped:
             pixels[STAMP] = 255
         if label == 0:  # a cast over the whole photo
             pixels[..., 0] = np.minimum(pixels[..., 0] * self._red, 255)
         return Sample(self.name(index), Image.fromarray(pixels), label, mask if self._masks else None, (label,))
 
     def _records(self):
-        yield f"{self._count} {self._stamped} {self._seed} {self._masks} {self._red}"
+        yield f"{self._count} {self._stamped} {self._seed} {self._masks} {self._red} {self._everywhere}"
 
     def __reduce__(self):
         raise TypeError("opened in one process only")

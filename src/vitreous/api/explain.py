@@ -193,7 +193,8 @@ def explain(
     if isinstance(wanted, TargetObjects):
         provenance["targets"] = list(dict.fromkeys(str(each) for row in wanted.rows for each in row))
     channels_first = pixels.movedim(result.layout.channel_axis, 1)
-    drawn = display_images(channels_first, _preprocessing(loaded)) if pictures is None else DisplayImages(pictures)
+    normalised = loaded.preprocessing if isinstance(loaded, LoadedModel) else None
+    drawn = display_images(channels_first, normalised) if pictures is None else DisplayImages(pictures)
     known = {"images": drawn.images, "images_note": drawn.note, "provenance": provenance, "left_out": left_out}
     explanation = _explanation(loaded, pixels, recipes, result, **known)
     plain = call is None and output is None
@@ -357,7 +358,8 @@ def _origin(loaded: LoadedModel | nn.Module, pixels: Tensor, result: RawResult, 
 
 
 def _preprocessing(loaded: LoadedModel | nn.Module) -> Preprocessing | None:
-    return loaded.preprocessing if isinstance(loaded, LoadedModel) else None
+    """What says which part of a photo the model saw; a volume or clip is drawn as the model sees it."""
+    return loaded.preprocessing if isinstance(loaded, LoadedModel) and not loaded.takes_volumes else None
 
 
 class Allowed(NamedTuple, Generic[Found]):
@@ -437,7 +439,8 @@ def black_pixel(model: LoadedModel | nn.Module, pixels: Tensor) -> Tensor | None
     """What the model gets for a black pixel, where its preprocessing is known."""
     if not isinstance(model, LoadedModel):
         return None
-    mean, std = (pixels.new_tensor(values) for values in (model.preprocessing.mean, model.preprocessing.std))
+    known = model.preprocessing
+    mean, std = (pixels.new_tensor(values[: known.channels]) for values in (known.mean, known.std))
     return -mean / std
 
 

@@ -62,13 +62,8 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
             reader.locate(positions)
     seen, readers = readers, _used([reader for reader in readers if reader.is_stream], trace)
     if not readers and any(reader.stage.attention for reader in seen):
-        sizes = " x ".join(map(str, next(reader for reader in seen if reader.stage.attention).stage.root.shape))
-        several = trace.batch > 1
-        raise UnsupportedModelError(
-            f"the blocks of {name} run on a tensor of shape {sizes} for {trace.batch} "
-            f"image{'s' if several else ''}: images are joined, repeated or split inside it, so tokens cannot be "
-            f"assigned to images; explain {'one image at a time, or ' if several else ''}the inner model"
-        )
+        shape = next(reader for reader in seen if reader.stage.attention).stage.root.shape
+        raise _apart(trace, name, " x ".join(map(str, shape)))
     if not readers and calls and _sums_of_rows(trace, calls):
         raise UnsupportedModelError(
             f"the residual stream of {name} has images and tokens in one axis, (images x tokens, channels), so tokens "
@@ -121,6 +116,22 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         batch=trace.batch,
         written_norms=find_written_norms(trace),
         read_layers=_read_layers(trace, blocks),
+    )
+
+
+def _apart(trace: Trace, name: str, sizes: str) -> UnsupportedModelError:
+    """Blocks that run on something else than the tokens of each image."""
+    several = "s" if trace.batch > 1 else ""
+    if len(trace.values[0].shape) == 5:
+        return UnsupportedModelError(
+            f"the blocks of {name} run on a tensor of shape {sizes} for {trace.batch} volume{several} or clip{several}"
+            ": slices or frames are run apart (attention within frames and across frames in turn), so that no one stream "
+            "has all patches and no map can be laid out"
+        )
+    return UnsupportedModelError(
+        f"the blocks of {name} run on a tensor of shape {sizes} for {trace.batch} image{several}: images are joined, "
+        "repeated or split inside it, so tokens cannot be assigned to images; explain "
+        f"{'one image at a time, or ' if several else ''}the inner model"
     )
 
 

@@ -39,6 +39,7 @@ _MOVE = frozenset(
 _REDUCE = frozenset({"mean", "sum", "amax", "amin", "max", "min", "nanmean", "logsumexp", "std", "var", "norm"})
 _TRANSPOSED = frozenset({"conv_transpose1d", "conv_transpose2d", "interpolate", "upsample", "grid_sample"})
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+_COLOURS = (1, 3)  # channels that most pictures have
 _NEAR = 1e-2  # of a pixel: positions are float32 means of a few hundred whole numbers
 
 
@@ -106,7 +107,7 @@ class Follower:
             query = self._known.get(step.operands[0]) if own else None
             noted = None if query is None else self._joined(query, (query.dim() - 1,)).expand(shape)
         elif name in CONVOLUTION or "pool" in name or name in _TRANSPOSED:
-            noted = self._resized(first, shape, "pool" not in name and name != "interpolate")
+            noted = self._resized(first, shape, "pool" not in name and name != "interpolate", 3 if "3d" in name else 2)
         elif name in PRODUCT:
             noted = self._product(step, shape)
         else:
@@ -146,11 +147,11 @@ class Follower:
             return [None if each is None else torch.where(each == 0, torch.nan, each - shift) for each in results]
         return results
 
-    def _resized(self, noted: Tensor, shape: torch.Size, channels: bool) -> Tensor:  # noqa: FBT001
+    def _resized(self, noted: Tensor, shape: torch.Size, channels: bool, axes: int = 2) -> Tensor:  # noqa: FBT001
         """Behind a convolution or a pooling over neighbours: the mean position of each place's part of the grid."""
-        spatial = len(shape) - 2 if channels else min(2, len(shape) - 1)
+        spatial = len(shape) - 2 if channels else min(axes, len(shape) - 1)
         sizes = tuple(shape[-spatial:])
-        assert spatial in (1, 2)
+        assert spatial in (1, 2, 3)
         if channels:
             noted = self._joined(noted, (noted.dim() - spatial - 1,))
         if tuple(noted.shape[-spatial:]) == sizes:
@@ -160,8 +161,14 @@ class Follower:
         flat = noted.flatten(0, -spatial - 1)[:, None]
         known = flat.isfinite()
         if any(new > old for new, old in zip(sizes, noted.shape[-spatial:], strict=True)):
-            mode = {1: "linear", 2: "bilinear"}[spatial]
+            mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[spatial]
             sized = torch.nn.functional.interpolate(flat, size=sizes, mode=mode)
+        elif spatial == 3:
+            share, total = (
+                torch.nn.functional.adaptive_avg_pool3d(each, (sizes[0], sizes[1], sizes[2]))
+                for each in (known.float(), torch.where(known, flat, 0.0))
+            )
+            sized = total / share
         else:
             # One axis is a grid of one row.
             size = (sizes[0] if spatial == 2 else 1, sizes[-1])
@@ -212,75 +219,85 @@ class Places:
     """Where the tokens of a stream stand.
 
     Attributes:
-        grid: rows and columns of patches.
+        grid: rows and columns of patches, behind the depth of volumes and clips.
         prefix: how many tokens come before the patches and stand nowhere.
         order: by place, row by row behind the prefix: which token of the model stands there; ``None`` where the model
             has them in this order.
         fold: how many rows of the stream's first axis are one image's.
     """
 
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     prefix: int
     order: tuple[int, ...] | None = None
     fold: int = 1
 
 
 class PixelPositions:
-    """The positions of a picture's pixels, followed through a run."""
+    """The positions of a picture's pixels, or of a volume's voxels, followed through a run along each axis."""
 
     def __init__(self, trace: Trace, last: int, sizes: Iterable[int]) -> None:
         picture, wanted = trace.values[0], set(sizes)
         self._batch = trace.batch
-        self._far = 4.0 * max(picture.shape[-2:])  # between two images: more than any position
-        self._rows: dict[int, Tensor] = {}
-        self._columns: dict[int, Tensor] = {}
-        if len(picture.shape) != 4 or not picture.tensor.is_floating_point():
+        self._far = 4.0 * max(picture.shape[1:], default=1)  # between two images: more than any position
+        self._followed: list[dict[int, Tensor]] = []  # by axis, the first one with the image's number
+        if len(picture.shape) not in (4, 5) or not picture.tensor.is_floating_point():
             return
-        height, width = picture.shape[-2:]
-        device = picture.tensor.device
-        images = torch.arange(self._batch, device=device).view(-1, 1, 1, 1) * self._far
-        rows = (images + torch.arange(height, device=device).view(1, 1, -1, 1)).expand(picture.shape)
-        columns = torch.arange(width, device=device, dtype=torch.float32).expand(picture.shape)
-
-        for noted, found in ((rows, self._rows), (columns, self._columns)):
+        device, dims = picture.tensor.device, len(picture.shape)
+        for axis in _spatial_axes(picture.shape):
+            noted = torch.arange(picture.shape[axis], device=device).view(
+                [-1 if each == axis else 1 for each in range(dims)]
+            )
+            if not self._followed:
+                noted = noted + torch.arange(self._batch, device=device).view(-1, *[1] * (dims - 1)) * self._far
+            found: dict[int, Tensor] = {}
 
             def keep(step: Step, value: Value, followed: Tensor, found: dict[int, Tensor] = found) -> None:
                 del step
                 if value.shape.numel() in wanted and len(value.shape) > 2:
                     found[value.index] = followed
 
-            Follower(trace, picture, noted.float(), averages=True).follow(last, keep)
+            Follower(trace, picture, noted.float().expand(picture.shape), averages=True).follow(last, keep)
+            self._followed.append(found)
 
     def places(self, value: Value, batch: int, channel: int) -> Places | None:
         """The grid that the tokens of a value make; ``None`` where they make none, or are not known."""
-        if value.index not in self._rows or value.index not in self._columns:
+        if not self._followed or not all(value.index in found for found in self._followed):
             return None
         axes = [axis for axis in range(len(value.shape)) if axis not in (batch, channel)]
-        rows, columns = (
+        flat = [
             noted[value.index].nanmean(dim=channel, keepdim=True).permute(max(batch, 0), *axes, channel).flatten()
             if batch >= 0
             else noted[value.index].nanmean(dim=channel).flatten()
-            for noted in (self._rows, self._columns)
-        )
+            for noted in self._followed
+        ]
         fold = 1 if batch >= 0 else value.shape[0] // self._batch
-        if len(rows) % self._batch or (batch < 0 and (channel == 0 or value.shape[0] % self._batch)):
+        if len(flat[0]) % self._batch or (batch < 0 and (channel == 0 or value.shape[0] % self._batch)):
             return None
-        rows, columns = rows.view(self._batch, -1), columns.view(self._batch, -1)
-        images = (rows / self._far).floor()
-        expected = torch.arange(self._batch, device=rows.device)[:, None]
+        positions = [each.view(self._batch, -1) for each in flat]
+        images = (positions[0] / self._far).floor()
+        expected = torch.arange(self._batch, device=images.device)[:, None]
         if not bool(((images == expected) | images.isnan()).all()):
             return None
-        return _grid_of(rows[0].cpu(), columns[0].cpu(), fold)
+        return _grid_of([each[0].cpu() for each in positions], fold)
 
 
-def _grid_of(rows: Tensor, columns: Tensor, fold: int) -> Places | None:
-    known = rows.isfinite() & columns.isfinite()
+def _spatial_axes(shape: torch.Size) -> tuple[int, ...]:
+    """Rows and columns; in a volume its depth before them, which stands behind the channels or, in a clip, before."""
+    if len(shape) == 4:
+        return (2, 3)
+    return (1, 3, 4) if shape[2] in _COLOURS and shape[1] not in _COLOURS else (2, 3, 4)
+
+
+def _grid_of(positions: list[Tensor], fold: int) -> Places | None:
+    known = torch.stack([each.isfinite() for each in positions]).all(dim=0)
     prefix = int((~known).sum())
     if not bool(known[prefix:].all()) or prefix == len(known):
         return None  # tokens that stand nowhere between those that do, or nothing but them
-    row_numbers, column_numbers = (_numbered(each[prefix:]) for each in (rows, columns))
-    grid = int(row_numbers.max()) + 1, int(column_numbers.max()) + 1
-    cells = row_numbers * grid[1] + column_numbers
+    numbers = [_numbered(each[prefix:]) for each in positions]
+    grid = tuple(int(each.max()) + 1 for each in numbers)
+    cells = torch.zeros_like(numbers[0])
+    for each, length in zip(numbers, grid, strict=True):
+        cells = cells * length + each
     if math.prod(grid) != len(cells) or len(set(cells.tolist())) != len(cells):
         return None
     order = cells.argsort()

@@ -67,7 +67,11 @@ class Audit:
 
     @property
     def observations(self) -> list[Tested]:
-        """What else is confirmed: classes that share evidence, photos with an unusual explanation."""
+        """What else is confirmed.
+
+        Classes that share evidence, photos with an unusual explanation, and what the model reads though it does not go
+        with the labels.
+        """
         return [each for each in self.tested if each.finding and not each.is_shortcut]
 
     @property
@@ -111,6 +115,8 @@ class Audit:
         if tested.insertion is not None:
             paste = tested.insertion
             parts.append(f"pasting it into others makes {paste.changed:.0%} {name} (compared with {paste.control:.0%})")
+        if tested.finding and not tested.goes_with_label:
+            parts.append(f"photos labelled {name} have it no more than others, so the model mistakes it for {name}")
         deciding = [tested.effects[effect] for effect in tested.shown_by] if tested.finding else []
         weakest = max(deciding or tested.effects.values(), key=lambda effect: effect.q, default=None)
         return "; ".join([*parts, _p(weakest)])
@@ -217,6 +223,7 @@ class Audit:
             "predictions decided": tested.decided,
             "patches": float(regions.sum(axis=1).mean()) if regions.size else 0.0,
             "shown by": list(tested.shown_by),
+            "labels": {"p": tested.label_p, "q": tested.label_q, "goes with them": tested.goes_with_label},
             "gains": list(suspicion.gains),
             **suspicion.details,
             **{name: asdict(effect) | {"excess": effect.excess} for name, effect in tested.effects.items()},

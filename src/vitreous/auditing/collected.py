@@ -82,6 +82,18 @@ class Collected:
         """The photos that are predicted as a class."""
         return np.flatnonzero(self.predicted == number)
 
+    def labelled(self, number: int) -> Bools | None:
+        """Which photos have a class as their label.
+
+        None where a label is not known, or where predictions agree with labels no more than by chance, as with labels
+        of another list of classes.
+        """
+        by_chance = sum(float((self.predicted == each).mean() * (self.label == each).mean()) for each in self.classes)
+        if (self.label < 0).any() or (self.predicted == self.label).mean() <= by_chance:
+            return None
+        own: Bools = self.label == number
+        return own
+
     @property
     def classes(self) -> list[int]:
         """The classes that any photo is predicted as."""

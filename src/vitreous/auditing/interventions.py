@@ -3,6 +3,9 @@
 What is compared with: for removal, patches of the same number and shape elsewhere in the same photo; for pasting,
 patches at the same place of photos that are predicted as other classes. All of it is paired photo by photo. Removal is
 about the photos that show what is suspected, pasting about all photos of the class.
+
+Where labels are known, the same is pasted once more from photos that are labelled as the class, compared with photos
+that are not. What does not go with the labels makes no difference there, however much the model reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from torch import Tensor
 from vitreous._utils.torch_state import float64_array
 from vitreous.auditing.collected import Bools, Collected, Floats, Ints
 from vitreous.auditing.suspicions import Suspicion
-from vitreous.datasets.dataset import Review
+from vitreous.datasets.dataset import Sample
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.runner.measure import EvaluationContext
 from vitreous.evaluation.tasks.task import ImageBatch, enlarged
@@ -28,6 +31,7 @@ from vitreous.metrics.perturbation import probabilities
 _KEPT_PHOTOS = 48  # decoded photos in memory
 _TRIED_SHIFTS = 8
 _LARGE = 1 / 3  # part of the patches
+_LABELLED = 32  # photos labelled as a class that patches are pasted of, at least: only a part of them may show any
 _RANDOM_DROPS = 20  # that one unusual photo is compared with
 
 Effects = dict[str, list[float]]
@@ -69,7 +73,7 @@ class Interventions:
     def _load(self, photo: int) -> Tensor:
         """A photo as the model's input, (1, channel, height, width)."""
         sample = self._context.data.load(int(self._collected.index[photo]))
-        assert not isinstance(sample, Review)
+        assert isinstance(sample, Sample)
         prepared: Tensor = self._context.adapter.prepare(sample)
         return prepared
 
@@ -91,6 +95,7 @@ class Interventions:
             ]
             if suspicion.kind != "shared evidence":
                 found += self._insertions(suspicion, random)
+                found += self._labelled_insertions(suspicion)
         names = dict.fromkeys(name for effects in found for name in effects)
         return {name: [effects.get(name, float("nan")) for effects in found] for name in names}
 
@@ -123,18 +128,57 @@ class Interventions:
             photos = np.sort(random.choice(photos, self._settings.photos, replace=False))
         return [{"photo": float(photo), **self._insertion(suspicion, int(photo), random)} for photo in photos]
 
-    def _insertion(self, suspicion: Suspicion, photo: int, random: np.random.Generator) -> dict[str, float]:
-        target, background = suspicion.target, suspicion.kind == "background"
+    def _labelled_insertions(self, suspicion: Suspicion) -> list[dict[str, float]]:
+        """Paste patches of photos that are labelled as the class, and of photos that are not, into others."""
+        own = self._collected.labelled(suspicion.target)
+        if own is None or not own.any() or own.all():
+            return []
+        random = np.random.default_rng([self._settings.seed, int(suspicion.key[:15], 16), 1])
+        photos, others = np.flatnonzero(own), np.flatnonzero(~own)
+        most = max(self._settings.photos, _LABELLED)
+        if len(photos) > most:
+            photos = np.sort(random.choice(photos, most, replace=False))
+        found = []
+        for photo in photos.tolist():
+            host, _ = self._others(suspicion.target, random)
+            donor = int(random.choice(_one_class(self._collected.label, others, random)))
+            if host is None or host == donor:
+                continue
+            region, pasted = self._pasted(suspicion, photo, host, donor)
+            if not pasted.any():
+                continue
+            sources = [self._pixels(each) for each in (photo, donor)]
+            thin, there = _is_thin(suspicion, region), self._pixels(host)
+            chances = self._chances(
+                torch.cat([*(self._put(there, source, pasted, pasted, thin=thin) for source in sources), there])
+            )
+            effects = {"photo": float(photo)}
+            for name, after in zip(("labelled", "labelled_control"), chances[:-1], strict=True):
+                effects |= _added(name, chances[-1], after, suspicion.target)
+            found.append(effects)
+        return found
+
+    def _pasted(self, suspicion: Suspicion, photo: int, host: int, donor: int) -> tuple[Bools, Bools]:
+        """The suspected patches of a photo, and those of them that are known to be background in all three photos."""
+        background = suspicion.kind == "background"
         region = self._collected.background[photo] if background else suspicion.regions[0]
         region = self._outside(photo, region)
-        host, donor = self._others(target, random)
-        if host is None or donor is None or not region.any():
-            return {}
-        own, there, given = (self._pixels(each) for each in (photo, host, donor))
-        pasted, thin = region, _is_thin(suspicion, region)
-        for other in (host, donor):  # what is known to be background in all three photos
+        pasted = region
+        for other in (host, donor):
             if background or self._collected.masked[other]:
                 pasted = pasted & self._collected.background[other]
+        return region, pasted
+
+    def _insertion(self, suspicion: Suspicion, photo: int, random: np.random.Generator) -> dict[str, float]:
+        target = suspicion.target
+        host, donor = self._others(target, random)
+        if host is None or donor is None:
+            return {}
+        region, pasted = self._pasted(suspicion, photo, host, donor)
+        if not region.any():
+            return {}
+        own, there, given = (self._pixels(each) for each in (photo, host, donor))
+        thin = _is_thin(suspicion, region)
         away = self._elsewhere(region, random)
         places = [(pasted, pasted), (away, region)]
         edits = [self._put(there, source, *place, thin=thin) for place in places for source in (own, given)]

@@ -19,7 +19,7 @@ from vitreous._utils.storage import atomic_file, write_text
 from vitreous.auditing.audit import Audit
 from vitreous.auditing.collected import Bools
 from vitreous.auditing.testing import Tested
-from vitreous.datasets.dataset import Review
+from vitreous.datasets.dataset import Sample
 from vitreous.errors import VitreousError
 from vitreous.html.page import data_uri, render
 from vitreous.models import LoadedModel
@@ -77,7 +77,7 @@ def as_csv(audit: Audit) -> str:
     rows.writerow((*heading, *fields))
     for each in audit.tested:
         suspicion = each.suspicion
-        result = "finding" if each.finding else "not confirmed"
+        result = ("finding" if each.is_shortcut else "observation") if each.finding else "not confirmed"
         about = (
             "explained by another" if each.covered_by is not None else result,
             *(suspicion.kind, suspicion.target, audit.class_name(suspicion.target), suspicion.place),
@@ -227,7 +227,7 @@ def _write_examples(
             sample = audit.context.data.load(int(collected.index[photo]))
         except VitreousError:
             continue
-        assert not isinstance(sample, Review)
+        assert isinstance(sample, Sample)
         seen = model.preprocessing.displayed(sample.image)
         scale = max(1, round(_SIDE / max(seen.size)))
         seen = seen.resize((seen.width * scale, seen.height * scale))

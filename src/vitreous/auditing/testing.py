@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from vitreous._utils.storage import write_text
-from vitreous.auditing.collected import Collected, Floats
+from vitreous.auditing.collected import Bools, Collected, Floats
 from vitreous.auditing.interventions import Effects, Interventions, InterventionSettings
 from vitreous.auditing.suspicions import SHORTCUTS, Suspicion
 from vitreous.evaluation.run import hash_of
@@ -22,7 +22,7 @@ from vitreous.evaluation.statistics import means_interval
 _EXACT = 12  # pairs up to which all signs are tried
 _SIGNS = 9999
 _POWER = 0.8
-VERSION = 3  # of the interventions; raised when their numbers change
+VERSION = 4  # of the interventions; raised when their numbers change
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,10 @@ class Tested:
         finding: whether it is a finding.
         shown_by: which of the effects decide it.
         covered_by: number of another finding of the class that explains this one.
+        label_p: one-sided p that photos labelled as the class have it more than others do, see ``label_test``; None
+            where labels are not known.
+        label_q: the same after Benjamini-Hochberg over all of these tests of the audit.
+        goes_with_label: whether ``label_q`` is at most the level of the audit; True where labels are not known.
     """
 
     suspicion: Suspicion
@@ -93,6 +97,9 @@ class Tested:
     finding: bool = False
     shown_by: tuple[str, ...] = ()
     covered_by: int | None = None
+    label_p: float | None = None
+    label_q: float | None = None
+    goes_with_label: bool = True
 
     @property
     def effects(self) -> dict[str, Effect]:
@@ -122,8 +129,11 @@ class Tested:
 
     @property
     def is_shortcut(self) -> bool:
-        """Whether it is about evidence that is not the object, rather than an observation about classes or photos."""
-        return self.suspicion.kind in SHORTCUTS
+        """Whether it is about evidence that is not the object, rather than an observation about classes or photos.
+
+        What the model reads though it does not go with the labels is no shortcut: nothing could be learnt from it.
+        """
+        return self.suspicion.kind in SHORTCUTS and self.goes_with_label
 
 
 def measure_all(
@@ -164,17 +174,20 @@ def judge(
 ) -> list[Tested]:
     """Turn effects into findings, those that decide most predictions first."""
     tested = [
-        _tested(suspicion, effects, len(collected.of_class(suspicion.target)), decision, seed)
+        _tested(suspicion, effects, collected, decision, seed)
         for suspicion, effects in zip(suspicions, measured, strict=True)
     ]
     adjusted = iter(adjust([effect.p for each in tested for effect in each.effects.values()]))
+    label_qs = iter(adjust([each.label_p for each in tested if each.label_p is not None]))
     judged = []
     for each in tested:
         effects = {name: replace(effect, q=next(adjusted)) for name, effect in each.effects.items()}
         shown = tuple(name for name, effect in effects.items() if _counts(each.suspicion.kind, effect, decision))
         found = is_finding(each.suspicion, effects, shown)
         removal, insertion = (effects.get(name) for name in ("removal", "insertion"))
-        judged.append(replace(each, removal=removal, insertion=insertion, finding=found, shown_by=shown))
+        label_q = None if each.label_p is None else next(label_qs)
+        changed = replace(each, removal=removal, insertion=insertion, finding=found, shown_by=shown)
+        judged.append(replace(changed, label_q=label_q, goes_with_label=label_q is None or label_q <= decision.alpha))
     judged.sort(key=lambda one: (not one.finding, not one.is_shortcut, -one.decided))
     return _covered(judged)
 
@@ -187,7 +200,7 @@ def _counts(kind: str, effect: Effect, decision: Decision) -> bool:
 def is_finding(suspicion: Suspicion, effects: Collection[str], shown: Collection[str]) -> bool:
     """Whether the effects that are shown, among those that were measured, make a suspicion a finding.
 
-    A shortcut has to be sufficient: pasting it makes other photos of the class. That removing patches changes
+    What is found has to be sufficient: pasting it makes other photos of the class. That removing patches changes
     predictions is true of every part of an object as well, so it decides only where nothing can be pasted. Where the
     object is estimated, background and clusters may hold a part of it, so both effects are needed.
     """
@@ -197,13 +210,34 @@ def is_finding(suspicion: Suspicion, effects: Collection[str], shown: Collection
     return needed <= set(shown)
 
 
-def _tested(suspicion: Suspicion, effects: Effects, photos: int, decision: Decision, seed: int) -> Tested:
+def _tested(suspicion: Suspicion, effects: Effects, collected: Collected, decision: Decision, seed: int) -> Tested:
+    photos = len(collected.of_class(suspicion.target))
     if suspicion.kind == "unusual photo":
         return Tested(suspicion, photos, _unusual(effects), None)
     removal = _effect(effects, ("drop", "replace"), decision, seed)
     insertion = _effect(effects, ("paste",), decision, seed)
     parts = {name: float(np.nanmean(values)) for name, values in effects.items() if name != "photo" and _some(values)}
-    return Tested(suspicion, photos, removal, insertion, parts)
+    label_p = label_test(suspicion, effects, collected, seed)
+    return Tested(suspicion, photos, removal, insertion, parts, label_p=label_p)
+
+
+def label_test(suspicion: Suspicion, effects: Effects, collected: Collected, seed: int) -> float | None:
+    """One-sided p that what is suspected goes with the labels; None where they are not known or it was not tested.
+
+    Patches: those of photos labelled as the class make others more of the class than those of photos that are not
+    (paired sign-flip test). A colour: photos labelled as the class have more of it near the border (permutations of
+    the labels). Both are exact where the patches or colours do not depend on the label.
+    """
+    own = collected.labelled(suspicion.target)
+    if suspicion.kind not in SHORTCUTS or own is None or own.all() or not own.any():
+        return None
+    if suspicion.kind == "colour":
+        amounts = np.log(np.maximum(collected.colours, 1e-6)) @ np.log(np.array(suspicion.gains))
+        return permutation_test(amounts, own, seed)
+    pairs = [effects.get(name, []) for name in ("labelled", "labelled_control")]
+    differences = np.array(pairs[0], dtype=np.float64) - np.array(pairs[1], dtype=np.float64)
+    differences = differences[np.isfinite(differences)]
+    return sign_flip(differences, seed) if len(differences) > 1 else None
 
 
 def _some(values: Sequence[float]) -> bool:
@@ -276,6 +310,18 @@ def sign_flip(differences: Floats, seed: int = 0) -> float:
     # Sums of the same numbers in another order differ by rounding, which must not decide.
     slack = 1e-12 * max(float(np.abs(differences).mean()), 1e-300)
     return float(((signs @ differences) / len(differences) >= observed - slack).mean())
+
+
+def permutation_test(values: Floats, own: Bools, seed: int = 0) -> float:
+    """One-sided p that the mean of some values is above that of the others: how often random ones have as high a mean.
+
+    9,999 random choices of as many values, and the observed one, which counts as one of them.
+    """
+    random = np.random.default_rng(seed)
+    count, observed = int(own.sum()), float(values[own].sum())
+    sums = [float(random.permutation(values)[:count].sum()) for _ in range(_SIGNS)]
+    slack = 1e-12 * max(float(np.abs(values).sum()), 1e-300)  # sums in another order differ by rounding
+    return (1 + int((np.array(sums) >= observed - slack).sum())) / (1 + _SIGNS)
 
 
 def adjust(p_values: Sequence[float]) -> list[float]:

@@ -21,7 +21,7 @@ from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self
 
 import typer
 from rich.color import Color
@@ -119,6 +119,13 @@ StdOption = Annotated[str | None, typer.Option(help="Standard deviation of the c
 ImageSizeOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Size of the model's input, 224 or HEIGHTxWIDTH.")
 ]
+InputSizeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Size of the model's input, 224 or HEIGHTxWIDTH; DEPTHxHEIGHTxWIDTH of a model of volumes.",
+    ),
+]
 StageOption = Annotated[
     int | None,
     typer.Option(
@@ -150,6 +157,25 @@ def parse_image_size(text: str | None, option: str = "--image-size") -> tuple[in
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a size such as 224 or 224x192", param_hint=option)
     return int(match[1]), int(match[2] or match[1])
+
+
+def parse_input_size(text: str | None, option: str = "--image-size") -> tuple[int, ...] | None:
+    """Parse an image size, or depth, height and width as in ``16x112x112``."""
+    match = None if text is None else re.fullmatch(r"([1-9]\d{0,8})[x,]([1-9]\d{0,8})[x,]([1-9]\d{0,8})", text.strip())
+    return parse_image_size(text, option) if match is None else tuple(int(length) for length in match.groups())
+
+
+def parse_window(text: str | None, option: str = "--window") -> tuple[float, float] | Literal["range"] | None:
+    """Parse ``range``, or centre and width as in ``40,400``."""
+    if text is None or text.strip() == "range":
+        return None if text is None else "range"
+    try:
+        centre, width = (float(part) for part in text.split(","))
+    except ValueError:
+        centre, width = math.nan, math.nan
+    if not (math.isfinite(centre) and math.isfinite(width) and width > 0):
+        raise typer.BadParameter(f"{text!r} is neither range nor CENTRE,WIDTH with a width above 0", param_hint=option)
+    return centre, width
 
 
 def parse_html_path(path: Path | None, option: str) -> Path | None:

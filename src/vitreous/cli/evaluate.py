@@ -20,12 +20,14 @@ from vitreous.cli.console import (
     EvaluationProgress,
     ExitCode,
     ImageSizeOption,
+    InputSizeOption,
     JsonOption,
     MeanOption,
     StageOption,
     StdOption,
     parse_channels,
     parse_image_size,
+    parse_input_size,
     plain_warnings,
     print_error,
     print_json,
@@ -121,7 +123,7 @@ def evaluate(
     ),
     mean: MeanOption = None,
     std: StdOption = None,
-    image_size: ImageSizeOption = None,
+    image_size: InputSizeOption = None,
     stage: StageOption = None,
     device: DeviceOption = "cpu",
     published: PublishedOption = False,
@@ -135,7 +137,7 @@ def evaluate(
     """
     spellings = split_spellings(methods or ["white-box"])
     channel_mean, channel_std = parse_channels(mean, "--mean"), parse_channels(std, "--std")
-    size = parse_image_size(image_size)
+    size = parse_input_size(image_size)
 
     import vitreous  # noqa: PLC0415  # these import torch
     from vitreous.evaluation.protocols import find_protocol  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""``vitreous explain``: explain the predictions of a model for image files."""
+"""``vitreous explain``: explain the predictions of a model for image files, volumes or clips."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitreous.cli.console import (
     DebugOption,
     DeviceOption,
     ExitCode,
-    ImageSizeOption,
+    InputSizeOption,
     JsonOption,
     MeanOption,
     MethodOption,
@@ -33,7 +33,8 @@ from vitreous.cli.console import (
     one_line,
     parse_channels,
     parse_html_path,
-    parse_image_size,
+    parse_input_size,
+    parse_window,
     print_json,
     print_line,
     print_pictures,
@@ -62,7 +63,8 @@ def explain(
         list[str],
         typer.Argument(
             metavar="IMAGE",
-            help="Image files, folders of images, or a shipped image: demo, a cat; demo-two, a cat and a dog.",
+            help="Image files, folders of images, or a shipped image: demo, a cat; demo-two, a cat and a dog. "
+            "For models of volumes or clips: .nii, .npy and DICOM files, or folders of frames.",
         ),
     ],
     model: Annotated[
@@ -99,7 +101,15 @@ def explain(
     ),
     mean: MeanOption = None,
     std: StdOption = None,
-    image_size: ImageSizeOption = None,
+    image_size: InputSizeOption = None,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CENTRE,WIDTH",
+            help="Of volumes: the values that become 0 to 1, such as 40,400; range: from the smallest to the largest.",
+            show_default="the values as they are",
+        ),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -148,7 +158,8 @@ def explain(
     report_path = parse_html_path(report, "--report")
     methods = split_spellings(method) if method else None
     channel_mean, channel_std = parse_channels(mean, "--mean"), parse_channels(std, "--std")
-    size = parse_image_size(image_size)
+    size = parse_input_size(image_size)
+    values = parse_window(window)
 
     from vitreous.cli import explain_images  # noqa: PLC0415  # imports torch
     from vitreous.plugin import load_plugins  # noqa: PLC0415
@@ -168,6 +179,7 @@ def explain(
         mean=channel_mean,
         std=channel_std,
         image_size=size,
+        window=values,
         batch_size=batch_size,
         device=device,
         precision=precision,

@@ -1,6 +1,7 @@
 """Explain image files in batches and save the results. A broken image is reported and the others are explained.
 
-Images are named as files, as folders, or as ``demo`` and ``demo-two``, the images that are shipped.
+Images are named as files, as folders, or as ``demo`` and ``demo-two``, the images that are shipped. A model of volumes
+or clips takes files of volumes and folders of frames.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from vitreous.inputs.dense_targets import Pixels
 from vitreous.inputs.images import SUFFIXES, find_images, read_image
 from vitreous.inputs.target import Target
 from vitreous.inputs.target_objects import Similarity, parse_target
+from vitreous.inputs.volumes import VolumeWindow, is_volume_file
 from vitreous.methods.spelling import parse
 from vitreous.models import demo, load_model
 from vitreous.models.dual_encoder import load_dual_encoder
 from vitreous.models.loaded import LoadedModel, with_outputs
+from vitreous.models.preprocessing import VolumePreprocessing
 from vitreous.pictures.base_image import comparison
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 _SHIPPED = {"demo": demo.PHOTO, "demo-two": demo.TWO_PHOTO}
 _LISTED_SUBFOLDERS = 5
 _MAX_FOLDERS = 10_000  # visited only to report what was skipped
+_NO_REPORT = "reports show images: leave out --report for volumes and clips, whose slices are drawn in the folder"
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,11 @@ def find_image_files(argument: str, *, recursive: bool = False) -> tuple[list[Pa
         ) from error
 
 
+def volume_files(folder: Path) -> list[Path]:
+    """The volumes directly inside a folder, by name; hidden files do not count."""
+    return sorted(file for file in folder.iterdir() if is_volume_file(file.name) and not file.name.startswith("."))
+
+
 def drop_duplicates(files: Iterable[Path]) -> list[Path]:
     """Drop files that were named before, also by another path. A link to itself is kept as it is."""
     first: dict[str, Path] = {}
@@ -164,7 +173,7 @@ class ExplainRequest:
     out: Path
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
-    image_size: tuple[int, int] | None
+    image_size: tuple[int, ...] | None
     batch_size: int
     device: str
     outputs: OutputActivation | None = None
@@ -179,6 +188,7 @@ class ExplainRequest:
     recursive: bool = False
     prompts: Sequence[str] = ()
     trust: bool = False
+    window: VolumeWindow = None
 
 
 @dataclass(frozen=True)
@@ -189,11 +199,12 @@ class ExplainedImage:
     folder: Path
     explanation: Explanation
     trust: Trust | None = None
+    picture: str = COMPARISON
 
     @property
     def comparison(self) -> Path:
-        """The picture that shows all methods side by side."""
-        return self.folder / COMPARISON
+        """The picture that shows all methods side by side; of a volume or clip, its slices or frames with the maps."""
+        return self.folder / self.picture
 
     @property
     def image_file(self) -> Path:
@@ -222,6 +233,8 @@ def run(arguments: Sequence[str], request: ExplainRequest, console: Console) -> 
     job = _ExplainJob(request, console)
     images = job.find(arguments)
     with plain_warnings(console):
+        if images and request.report is not None and any(is_volume_file(file.name) for file in images):
+            raise InputError(_NO_REPORT)
         if images and request.report is not None:
             with report_file(request.report, request.command, request.methods or DEFAULT_METHODS) as job.report:
                 job.explain(images)
@@ -245,12 +258,19 @@ class _ExplainJob:
     def find(self, arguments: Sequence[str]) -> list[Path]:
         """Return the images that files, folders and the word ``demo`` name, without duplicates."""
         found: list[Path] = []
+        self.arguments = list(arguments)
         for argument in arguments:
+            if is_volume_file(argument) and Path(argument).is_file():
+                found.append(Path(argument))
+                continue
             try:
                 images, skipped = find_image_files(argument, recursive=self.request.recursive)
                 if skipped is None and not os.path.exists(images[0]):  # noqa: PTH110  # as above
                     read_image(images[0])  # says what is wrong before the model is loaded
             except ImageError as error:
+                if Path(argument).is_dir() and (volumes := volume_files(Path(argument))):
+                    found += volumes
+                    continue
                 self._add_failure(argument, error)
                 continue
             found += images
@@ -264,19 +284,34 @@ class _ExplainJob:
         with steps(self.console, f"loading {request.model}"):
             model = _load_model(request)
         model = replace(with_outputs(model, request.outputs), stage=request.stage)
+        files = self._volumes(model, files) if model.takes_volumes else files
         targets = _Targets.of(request, model)
         folders = _output_folders(files, request.out)
         with progress_bar(self.console, len(files)) as advance:
             for batch in _batches(files, request.batch_size):
-                self._explain_batch(model, targets, self._read(batch), folders)
+                self._explain_batch(model, targets, self._read(model, batch), folders)
                 advance(len(batch))
 
-    def _read(self, files: Sequence[Path]) -> dict[Path, Image.Image]:
-        images = {}
+    def _volumes(self, model: LoadedModel, files: Sequence[Path]) -> list[Path]:
+        """Return the volumes that the arguments name: a folder of image files is one clip, its files are frames."""
+        if self.request.report is not None:
+            raise InputError(_NO_REPORT)
+        folders = [Path(argument) for argument in self.arguments if Path(argument).is_dir() and argument]
+        clips = [folder for folder in folders if not volume_files(folder)]
+        images = [file for file in files if not is_volume_file(file.name)]
+        if alone := [file for file in images if file.parent not in clips]:
+            raise InputError(
+                f"{model.name} takes volumes or clips: give .nii, .npy or DICOM files, or folders of frames, "
+                f"not single images ({alone[0].name})"
+            )
+        return drop_duplicates([*(file for file in files if is_volume_file(file.name)), *clips])
+
+    def _read(self, model: LoadedModel, files: Sequence[Path]) -> dict[Path, Any]:
+        images: dict[Path, Any] = {}
         for file in files:
             try:
-                images[file] = read_image(file)
-            except ImageError as error:
+                images[file] = _read_file(model, file)
+            except (ImageError, InputError) as error:
                 self._add_failure(str(file), error)
         return images
 
@@ -284,7 +319,7 @@ class _ExplainJob:
         self,
         model: LoadedModel,
         targets: _Targets,
-        images: Mapping[Path, Image.Image],
+        images: Mapping[Path, Any],
         folders: Mapping[Path, Path],
     ) -> None:
         if not images:
@@ -313,16 +348,22 @@ class _ExplainJob:
             alone = explanation.select(index)
             one = with_origin(replace(alone, left_out=self.left_out), alone.origin)
             trust = vitreous.trust(model, [image], one)[0] if self.request.trust else None
-            if self._save(file, one, folders[file], trust) and self.report is not None:
+            if self._save(model, file, one, folders[file], trust) and self.report is not None:
                 self._add_to(self.report, file, image, one, model, trust)
 
-    def _save(self, file: Path, explanation: Explanation, folder: Path, trust: Trust | None) -> bool:
+    def _save(
+        self, model: LoadedModel, file: Path, explanation: Explanation, folder: Path, trust: Trust | None
+    ) -> bool:
+        name, drawn = COMPARISON, comparison(explanation)
+        if isinstance(model.preprocessing, VolumePreprocessing):
+            name = "frames.png" if model.preprocessing.clip else "slices.png"
+            drawn = explanation.figure(name.removesuffix(".png")).image()
         try:
-            explanation.save(folder, overwrite=True, pictures={COMPARISON: comparison(explanation)})
+            explanation.save(folder, overwrite=True, pictures={name: drawn})
         except StorageError as error:
             self._add_failure(str(file), error)
             return False
-        self.result.explained.append(ExplainedImage(file, folder, explanation.without_images(), trust))
+        self.result.explained.append(ExplainedImage(file, folder, explanation.without_images(), trust, name))
         if methods := _methods_without_map(explanation):
             message = f"{file}: no map by {', '.join(methods)}: the scores contain NaN or infinity"
             self._add_failure(str(file), ExplanationError(message))
@@ -348,17 +389,34 @@ class _ExplainJob:
         print_error(str(error), self.console)
 
 
+def _read_file(model: LoadedModel, file: Path) -> Any:
+    """Read an image; of a model of volumes or clips, a tensor (channels, depth, height, width)."""
+    if isinstance(model.preprocessing, VolumePreprocessing):
+        return model.preprocessing.read(file)
+    if is_volume_file(file.name):
+        raise ImageError(
+            f"{file}: this is a volume, and {model.name} takes images; read_nifti and read_dicom of "
+            "vitreous.integrations.medical give its slices as images"
+        )
+    return read_image(file)
+
+
 def _load_model(request: ExplainRequest) -> LoadedModel:
     """Load the model; with prompts, as a model whose outputs are their scores."""
     options: dict[str, Any] = {
         "mean": request.mean, "std": request.std, "image_size": request.image_size, "device": request.device,
     }  # fmt: skip
     if not request.prompts:
-        return load_model(request.model, **options)
+        model = load_model(request.model, **options)
+        if isinstance(model.preprocessing, VolumePreprocessing) and request.window is not None:
+            return replace(model, preprocessing=replace(model.preprocessing, window=request.window))
+        if request.window is not None:
+            raise InputError(f"--window is for models of volumes, and {request.model} takes images")
+        return model
     dual = load_dual_encoder(request.model, **options)
-    model = dual.loaded(dual.classifier(request.prompts), outputs="value")
-    assert isinstance(model, LoadedModel)  # what is loaded by name has its preprocessing
-    return model
+    prompted = dual.loaded(dual.classifier(request.prompts), outputs="value")
+    assert isinstance(prompted, LoadedModel)  # what is loaded by name has its preprocessing
+    return prompted
 
 
 def _methods_without_map(explanation: Explanation) -> list[str]:
@@ -393,8 +451,10 @@ class _Targets:
             raise TargetError("--mask takes classes of --target, no contrasts and no --similar-to")
         return cls(model, given, read_image(request.mask))
 
-    def of_images(self, images: Sequence[Image.Image]) -> Any:
+    def of_images(self, images: Sequence[Any]) -> Any:
         """Return the ``target`` argument of ``explain``."""
+        if self.mask is not None and self.model.takes_volumes:
+            raise TargetError("--mask is an image, and this model takes volumes or clips")
         if self.mask is None:
             return as_target(self.given, len(images))
         masks = [self._mask_of(image) for image in images]
@@ -429,7 +489,9 @@ def _output_folders(files: Sequence[Path], out: Path) -> dict[Path, Path]:
     folders: dict[Path, Path] = {}
     used: set[str] = set()
     for file in files:
-        stem = file.stem.strip(". ") or "photo"  # "...jpg" has the stem "..", which would be the parent folder
+        stem = (
+            file.stem.removesuffix(".nii").strip(". ") or "photo"
+        )  # "...jpg" has the stem "..", which would be the parent folder
         name, number = stem, 2
         while name.casefold() in used:
             name, number = f"{stem}-{number}", number + 1

@@ -1,6 +1,15 @@
-"""Data sets in their published layouts: images with labels and masks, texts with rationales."""
+"""Data sets in their published layouts: images with labels and masks, texts with rationales, volumes with labels."""
 
-from vitreous.datasets.dataset import DataSet, Review, Sample, Shuffled, Stratified, list_datasets, open_dataset
+from vitreous.datasets.dataset import (
+    DataSet,
+    Review,
+    Sample,
+    Shuffled,
+    Stratified,
+    VolumeSample,
+    list_datasets,
+    open_dataset,
+)
 from vitreous.datasets.eraser_movies import read_movies
 from vitreous.datasets.folders import Mosaics
 from vitreous.errors import DataError
@@ -13,6 +22,7 @@ __all__ = [
     "Sample",
     "Shuffled",
     "Stratified",
+    "VolumeSample",
     "list_datasets",
     "open_dataset",
     "read_movies",

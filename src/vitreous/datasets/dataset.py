@@ -23,7 +23,7 @@ from vitreous.errors import DataError
 Mask = NDArray[np.int16]
 IGNORED = -1  # in a mask: a pixel that is not evaluated
 
-Things = Literal["photos", "texts"]
+Things = Literal["photos", "texts", "volumes"]
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,32 @@ class Review:
     rationale: NDArray[np.bool_]
 
 
+@dataclass(frozen=True)
+class VolumeSample:
+    """One volume or clip of a data set. The preprocessing of the model reads its file, since it has the window.
+
+    Attributes:
+        name: Unique in its data set and the same on every machine.
+        file: A file of a volume, or a folder of frames.
+        label: Index of the true class among the model's outputs; None if unknown.
+    """
+
+    name: str
+    file: Path
+    label: int | None = None
+
+
+AnySample = Sample | Review | VolumeSample
+
+
 class DataSet(ABC):
-    """Images with labels or masks, or texts. Opening lists the samples; only ``load`` reads an image.
+    """Images with labels or masks, texts, or volumes. Opening lists the samples; only ``load`` reads an image.
 
     Only the class and the path are pickled, so a worker opens the data set again instead of receiving its list.
 
     Attributes:
         kind: The part before the colon of ``KIND:PATH``.
-        holds: ``"photos"`` for images, or ``"texts"``.
+        holds: ``"photos"`` for images, ``"texts"``, or ``"volumes"`` for volumes and clips.
         summary: One line on what is expected at the path.
         origin: Where to obtain the data set, for messages about missing files.
         path: The path that was given.
@@ -101,7 +119,7 @@ class DataSet(ABC):
         """Return a sample's name without reading it."""
 
     @abstractmethod
-    def load(self, index: int) -> Sample | Review:
+    def load(self, index: int) -> AnySample:
         """Read one sample.
 
         Raises:
@@ -225,7 +243,7 @@ class Shuffled(DerivedDataSet):
     def name(self, index: int) -> str:
         return self._listed.name(int(self._order[index]))
 
-    def load(self, index: int) -> Sample | Review:
+    def load(self, index: int) -> AnySample:
         return self._listed.load(int(self._order[index]))
 
     def labels(self) -> list[int | None] | None:

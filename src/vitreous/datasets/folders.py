@@ -1,4 +1,4 @@
-"""Data sets in plain folders: ``masks``, ``labelled`` and ``mura``; and mosaics of any data set with labels.
+"""Data sets in plain folders: ``masks``, ``labelled``, ``volumes``, ``mura``; and mosaics of any data set with labels.
 
 MURA is a folder of radiographs of the upper limb, labelled normal or abnormal. A mosaic has photos of different
 classes, so that it is known exactly where a class is.
@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from vitreous.datasets.dataset import DataSet, DerivedDataSet, Mask, Review, Sample
+from vitreous.datasets.dataset import AnySample, DataSet, DerivedDataSet, Mask, Sample, VolumeSample
 from vitreous.datasets.files import (
     NAMES,
     TABLE,
     FileDataSet,
     Item,
+    ListError,
     by_stem,
+    content_hashes,
     image_names,
     read_class_names,
     read_labels,
@@ -29,7 +31,8 @@ from vitreous.datasets.files import (
     read_nonzero,
     stem_of,
 )
-from vitreous.errors import DataError
+from vitreous.errors import DataError, ImageError
+from vitreous.inputs.volumes import frame_files
 
 _SUFFIX = "_mask"
 
@@ -139,6 +142,61 @@ def _files(folder: Path, names: Collection[str]) -> list[str]:
     complete = all(stem_of(name) != name for name in names)
     found = {} if complete else by_stem(image_names(folder))
     return [found.get(name, name) for name in names]
+
+
+class Volumes(DataSet):
+    """Volumes or clips below a ``labels.csv``; a ``class_names.json`` next to it names the classes."""
+
+    kind = "volumes"
+    holds = "volumes"
+    summary = (
+        "a folder of volumes (.nii, .npy, DICOM) or of folders of frames, with a labels.csv (file and class_index)"
+    )
+    origin = "such a set is a folder of your own volumes with a labels.csv that has the columns file and class_index"
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        if not (self.path / TABLE).is_file():
+            raise self._error(f"there is no {TABLE} in it")
+        try:
+            self._names = read_class_names(self.path / NAMES)
+            listed = read_labels(self.path / TABLE, self._names)
+        except ListError as error:
+            raise self._error(str(error)) from error
+        except OSError as error:
+            raise self._unreadable(error) from error
+        self._labels, self._classes = list(listed.labels.items()), listed.classes(self._names)
+        if not any((self.path / name).exists() for name, _ in self._labels):
+            raise self._error(f"none of the {len(self._labels)} volumes that {TABLE} names is there")
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def name(self, index: int) -> str:
+        return self._labels[index][0]
+
+    def load(self, index: int) -> VolumeSample:
+        name, label = self._labels[index]
+        if not (self.path / name).exists():
+            raise ImageError(f"{self.path / name}: there is no such file or folder of frames")
+        return VolumeSample(name, self.path / name, label)
+
+    def labels(self) -> list[int | None]:
+        return [label for _, label in self._labels]
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._names
+
+    @property
+    def classes(self) -> int | None:
+        return self._classes
+
+    def _records(self) -> Iterator[str]:
+        for name, label in self._labels:
+            place = self.path / name
+            files = frame_files(place) if place.is_dir() else [place]
+            yield "|".join(map(str, (name, label, *(file.name for file in files), *content_hashes(files))))
 
 
 _FOLDER = "MURA-v1.1"
@@ -265,6 +323,6 @@ def _draw(random: np.random.Generator, photos: list[int], count: int) -> list[in
     return [int(photo) for photo in random.choice(photos, count, replace=len(photos) < count)]
 
 
-def _photo(sample: Sample | Review) -> Sample:
+def _photo(sample: AnySample) -> Sample:
     assert isinstance(sample, Sample)
     return sample

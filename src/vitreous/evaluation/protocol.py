@@ -84,6 +84,11 @@ class Protocol:
         return self.tasks[0].reads
 
     @property
+    def takes_volumes(self) -> bool:
+        """Whether it can be measured on volumes and clips as well."""
+        return self.reads == "photos" and self.mosaic is None and all(task.volumes for task in self.tasks)
+
+    @property
     def purpose(self) -> Purpose:
         """The purpose of its first task: localisation, faithfulness or another."""
         return self.tasks[0].purpose

@@ -391,7 +391,7 @@ AUDIT_MAPS = Protocol(
     name="audit-maps",
     title="Maps of the predicted class, tokens at their peaks and colours, for an audit",
     paper="",
-    version=1,
+    version=2,
     tasks=(KeepMaps(),),
     resize="model",
 )

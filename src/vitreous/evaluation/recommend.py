@@ -208,6 +208,11 @@ def _opened(data: str | Path | DataSet) -> DataSet:
         found = PhotoFolder(data)
     else:
         found = open_dataset(data)
+    if found.holds == "volumes":
+        raise DataError(
+            "methods are recommended for images, which are erased and shifted; for volumes and clips, compare methods "
+            "by `evaluate` with a protocol that drops tokens, such as skipplus-faithfulness"
+        )
     if found.holds != "photos":
         raise DataError(f"{found.kind} holds {found.holds}; methods are recommended for images only")
     return found

@@ -51,7 +51,7 @@ class ModelChoice:
         name: as ``load_model`` takes it.
         mean: replaces the mean of its own preprocessing.
         std: replaces the standard deviation.
-        image_size: height and width of its input.
+        image_size: height and width of its input, behind the depth of volumes.
         device: where it runs.
         outputs: kind of its outputs, if neither its configuration nor their number determines it.
         stage: which stage of a hierarchical model is read; None for the last.
@@ -60,7 +60,7 @@ class ModelChoice:
     name: str
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    image_size: tuple[int, int] | None = None
+    image_size: tuple[int, ...] | None = None
     device: str = "cpu"
     outputs: OutputActivation | None = None
     stage: int | None = None

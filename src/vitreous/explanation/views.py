@@ -43,7 +43,6 @@ _PROVIDERS = (
     "vitreous.pictures.figures",
     "vitreous.pictures.strips",
     "vitreous.html.report",
-    "vitreous.html.report",
     "vitreous.html.words",
     "vitreous.api.trust",
 )

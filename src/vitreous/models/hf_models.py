@@ -1,4 +1,4 @@
-"""Load image and text classifiers and CLIP-like image towers of transformers, without running remote code."""
+"""Load image, video and text classifiers and CLIP-like image towers of transformers, without running remote code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from vitreous.models import checkpoints as hub
 from vitreous.models.checkpoints import check_folder, check_sizes
 from vitreous.models.demo import TEXT_FOLDER
 from vitreous.models.loaded import LoadedModel, cached_fingerprint_of, put_on
-from vitreous.models.preprocessing import Preprocessing, as_image_size, check_patches, from_processor
+from vitreous.models.preprocessing import (
+    Preprocessing,
+    VolumePreprocessing,
+    as_image_size,
+    check_patches,
+    from_processor,
+    from_video_processor,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +56,10 @@ def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
     place, options = place_of(name, identifier)
     config, model = load_network(name, place, options, lambda config: _class_for(transformers, name, config), _INSTEAD)
     preprocessing = load_preprocessing(transformers, name, place, config, options)
+    if isinstance(preprocessing, VolumePreprocessing):
+        if image_size not in {None, preprocessing.image_size}:
+            raise ModelError(f"{name}: this model takes clips of one size only: leave out the image size")
+        return LoadedModel(name, model, preprocessing, class_names_of(model))
     # The configuration of a timm model has no image size.
     native = preprocessing.image_size if config.model_type == _TIMM else image_size_of(config)
     if image_size and image_size != native:
@@ -122,6 +133,8 @@ def _class_for(transformers: Any, name: str, config: Any) -> Any:
             f"{name} reads texts ({architecture}): vitreous.explain_text and `vitreous explain-text` explain it"
         )
     tower = architecture if architecture in _TOWER_CLASSES else _IMAGE_TOWERS.get(config.model_type)
+    if "ForVideoClassification" in architecture:
+        return transformers.AutoModelForVideoClassification
     classifier = "ForImageClassification" in architecture or tower is None
     return transformers.AutoModelForImageClassification if classifier else getattr(transformers, tower or "")
 
@@ -135,6 +148,7 @@ def image_size_of(config: Any) -> tuple[int, int]:
 def load_preprocessing(transformers: Any, name: str, place: str, config: Any, options: dict[str, Any]) -> Preprocessing:
     """Return the preprocessing of a stored model; a guess, with a warning, if none is stored."""
     size, offline = image_size_of(config), options["local_files_only"]
+    clips = "ForVideoClassification" in architecture_of(config)
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(place, **options)
     except Exception as error:  # a missing or unreadable file raises many types
@@ -149,8 +163,12 @@ def load_preprocessing(transformers: Any, name: str, place: str, config: Any, op
             f" {size[0]} x {size[1]} pixels"
         )
         half = (0.5, 0.5, 0.5)
-        return Preprocessing(size, half, half, resize="squash")
-    return from_processor(processor.to_dict(), size)
+        if not clips:
+            return Preprocessing(size, half, half, resize="squash")
+        edges = {"height": size[0], "width": size[1]}
+        return from_video_processor({"size": edges, "image_mean": half, "image_std": half, "resample": 3}, config)
+    settings = processor.to_dict()
+    return from_video_processor(settings, config) if clips else from_processor(settings, size)
 
 
 def _stores_processor(place: str, *, offline: bool) -> bool | None:

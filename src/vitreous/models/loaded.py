@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from vitreous._utils.messages import error_message, source_hash
 from vitreous.errors import ModelError
 from vitreous.inputs.model_io import OutputActivation, scale_of
+from vitreous.models.preprocessing import Preprocessing, VolumePreprocessing
 
 if TYPE_CHECKING:
     from vitreous.models.hf_models import LoadedTextModel
-    from vitreous.models.preprocessing import Preprocessing
 
 
 # Settings that do not change the outputs: provenance, mode, and equivalent implementations.
@@ -143,7 +143,7 @@ class LoadedModel:
     Attributes:
         name: The name it was loaded by, or the name of its class.
         model: The network; in eval mode if vitreous loaded it.
-        preprocessing: How images are turned into its input.
+        preprocessing: How images are turned into its input; a ``VolumePreprocessing`` for volumes and clips.
         class_names: The class names in index order; None if unknown.
         code: Hash of the user code that built it; empty if there is none.
         outputs: What its outputs are; None to read the configuration or detect it.
@@ -159,10 +159,15 @@ class LoadedModel:
     stage: int | None = None
 
     def example_input(self) -> Tensor:
-        """Return a black image as model input, for tracing the architecture."""
+        """Return a black image, or zeros as a volume, as model input, for tracing the architecture."""
         like = next(self.model.parameters(), torch.zeros(()))
         dtype = like.dtype if like.is_floating_point() else torch.float32
-        return torch.zeros(1, 3, *self.preprocessing.image_size, dtype=dtype, device=like.device)
+        return torch.zeros(1, *self.preprocessing.input_shape, dtype=dtype, device=like.device)
+
+    @property
+    def takes_volumes(self) -> bool:
+        """Whether its inputs are volumes or clips, not images."""
+        return isinstance(self.preprocessing, VolumePreprocessing)
 
     @property
     def fingerprint(self) -> str:

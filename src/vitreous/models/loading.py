@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,7 +25,15 @@ from vitreous.errors import InputError, ModelError, UnsupportedModelError, Vitre
 from vitreous.models.checkpoints import load_strictly, read_checkpoint
 from vitreous.models.hf_models import class_names_of, image_size_of
 from vitreous.models.loaded import LoadedModel, put_on
-from vitreous.models.preprocessing import Preprocessing, as_image_size, from_processor, from_torchvision
+from vitreous.models.preprocessing import (
+    Preprocessing,
+    VolumePreprocessing,
+    as_image_size,
+    as_volume_size,
+    from_processor,
+    from_torchvision,
+    from_video_processor,
+)
 
 Pair = tuple[nn.Module, Any]
 
@@ -132,6 +140,8 @@ def preprocessing_of(network: nn.Module, source: Any) -> Preprocessing:
         return source
     processor = getattr(source, "image_processor", source)  # a multimodal processor contains an image processor
     settings = processor.to_dict() if hasattr(processor, "to_dict") else {}
+    if "image_mean" in settings and type(network).__name__.endswith("ForVideoClassification"):
+        return from_video_processor(settings, getattr(network, "config", None))
     if {"image_mean", "data_config"} & settings.keys():
         return from_processor(settings, image_size_of(getattr(network, "config", None)))
     if all(hasattr(source, name) for name in _TORCHVISION_SETTINGS):
@@ -224,7 +234,8 @@ def load_model(
         name: A model name, see ``list_models``.
         mean: Replaces the mean of the model's preprocessing; one number or three.
         std: Replaces the standard deviation; one number or three.
-        image_size: Builds the model for another image size; one number, or height and width.
+        image_size: Builds the model for another image size; one number, or height and width. Of a model of volumes or
+            clips that does not define it: depth, height and width.
         device: The device of the model.
 
     Raises:
@@ -240,7 +251,9 @@ def load_model(
     if not isinstance(name, str):  # nor a Path, which would collapse the slashes in hf//FOLDER
         raise ModelError(f"a model is named by a text such as demo or hf/FOLDER, not by {type(name).__name__}")
     with errors_as(ModelError, f"{name}: the model cannot be loaded"):
-        size = None if image_size is None else as_image_size(image_size)
+        size = None if image_size is None else as_volume_size(image_size) or as_image_size(image_size)
+        if size is not None and len(size) == 3 and not name.startswith("py/"):
+            raise ModelError(f"{name}: depth, height and width are for models of your own, py/FILE.py:FUNCTION")
         # Weight initialisation must not advance the caller's random generator.
         with torch.random.fork_rng(devices=[]):
             loaded = _load(name, size, mean, std)
@@ -260,7 +273,7 @@ def list_models() -> dict[str, object]:
 
 def _load(
     name: str,
-    size: tuple[int, int] | None,
+    size: Any,
     mean: float | Sequence[float] | None,
     std: float | Sequence[float] | None,
 ) -> LoadedModel:
@@ -305,7 +318,7 @@ _SEED = 0
 
 def load_own(
     identifier: str,
-    image_size: tuple[int, int] | None,
+    image_size: tuple[int, ...] | None,
     mean: float | Sequence[float] | None,
     std: float | Sequence[float] | None,
 ) -> LoadedModel:
@@ -313,7 +326,8 @@ def load_own(
 
     The function takes no arguments and returns an ``nn.Module`` or a ``LoadedModel``. A module may define its
     preprocessing by an attribute ``preprocessing`` (a ``Preprocessing``) or by ``image_size``, ``mean`` and ``std``; a
-    timm model has it in its configuration. The arguments given here take precedence.
+    timm model has it in its configuration. An ``image_size`` of three lengths, (depth, height, width), says that the
+    model takes volumes or clips. The arguments given here take precedence.
     """
     name = f"py/{identifier}"
     spelled = _SPELLING.fullmatch(identifier)
@@ -366,7 +380,7 @@ def _run(name: str, file: Path) -> ModuleType:
 def _preprocessing(
     name: str,
     model: nn.Module,
-    image_size: tuple[int, int] | None,
+    image_size: tuple[int, ...] | None,
     mean: float | Sequence[float] | None,
     std: float | Sequence[float] | None,
 ) -> Preprocessing:
@@ -388,5 +402,26 @@ def _preprocessing(
             f"{attributes.replace(' ', ', ')}"
         )
     assert size is not None
+    if volume := as_volume_size(size):
+        return _volume_preprocessing(name, model, volume).override(mean=mean, std=std)
     plain = Preprocessing(image_size=as_image_size(size), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     return plain.override(mean=mean, std=std)
+
+
+def _volume_preprocessing(name: str, model: nn.Module, size: tuple[int, int, int]) -> VolumePreprocessing:
+    """Find in a run which input a model takes: one channel or three, before the slices or frames or behind them."""
+    depth, height, width = size
+    tried = [
+        VolumePreprocessing(
+            (height, width), (0.0,) * 3, (1.0,) * 3, depth=depth, clip=channels == 3, frames_first=frames_first
+        )
+        for channels in (1, 3)
+        for frames_first in (False, True)
+    ]
+    model.eval()
+    for preprocessing in tried:
+        with suppress(Exception), torch.no_grad():  # a model may raise anything on an input of another shape
+            model(torch.zeros(1, *preprocessing.input_shape))
+            return preprocessing
+    shapes = ", ".join(str((1, *each.input_shape)) for each in tried)
+    raise ModelError(f"{name}: the model runs on no input of {depth} x {height} x {width}; tried were {shapes}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,10 +22,7 @@ from vitreous.errors import InputError, ModelError
 from vitreous.inputs.images import Source, read_image
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.loading import Pair, infer_preprocessing, model_with_processor
-
-if TYPE_CHECKING:
-    from vitreous.models.preprocessing import Preprocessing
-
+from vitreous.models.preprocessing import Preprocessing, VolumePreprocessing
 
 Picture = Image.Image | str | Path | NDArray[np.uint8]
 Images = Tensor | Sequence[Picture] | Picture
@@ -76,6 +73,8 @@ def _find_pixels(
             "model and its image processor; with any other, give a preprocessed tensor (batch, 3, height, width)"
         )
     given = list(given)
+    if isinstance(model.preprocessing, VolumePreprocessing):
+        return _placed(model.preprocessing(given), network), None
     if any(isinstance(picture, Tensor) for picture in given):
         raise InputError("tensors are given as one, (batch, 3, height, width), not as a list: torch.stack joins them")
     if not given:
@@ -166,7 +165,8 @@ class Normalisation:
         """Read the normalisation from a model's preprocessing, if known."""
         if preprocessing is None:
             return None
-        return cls(preprocessing.mean, preprocessing.std, 255 * preprocessing.rescale)
+        channels = preprocessing.channels
+        return cls(preprocessing.mean[:channels], preprocessing.std[:channels], 255 * preprocessing.rescale)
 
     def undo(self, pixels: Tensor) -> Tensor:
         """Undo the normalisation of pixels (batch, channels, height, width), or of volumes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
 import numpy as np
 import torch
 from PIL import Image
+from torch.nn import functional
 
 from vitreous._utils.messages import short_repr
 from vitreous.errors import InputError, ModelError
 from vitreous.inputs.images import MAX_PIXELS
 from vitreous.inputs.patch_geometry import Frame
+from vitreous.inputs.volumes import Axes, VolumeWindow, read_volume
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,8 +73,18 @@ class Preprocessing:
         if not math.isfinite(self.rescale) or self.rescale <= 0:
             raise ModelError(f"the factor on the pixels must be positive, not {short_repr(self.rescale)}")
 
-    def __call__(self, images: Sequence[Image.Image]) -> Tensor:
-        """Return the model's input for these images: float32, (batch, 3, height, width)."""
+    @property
+    def channels(self) -> int:
+        """Channels of the model's input."""
+        return len(self.mean)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input of the model, (3, height, width)."""
+        return (self.channels, *self.image_size)
+
+    def __call__(self, images: Sequence[Any]) -> Tensor:
+        """Return the model's input for these images (PIL): float32, (batch, 3, height, width)."""
         if not images:
             raise InputError("no images were given")
         pixels = np.stack([np.asarray(self.displayed(image)) for image in images])
@@ -162,6 +175,119 @@ class Preprocessing:
         return round(half) if self.crop_rounding == "nearest" and half > 0 else int(half)
 
 
+@dataclass(frozen=True)
+class VolumePreprocessing(Preprocessing):
+    """Resize and normalise volumes or clips for one 3-D model.
+
+    Of a clip, ``depth`` frames evenly spread over it are taken, and each is treated as an image. A volume is resized to
+    depth, height and width, trilinearly. Both have values from 0 to 1 before the normalisation, unless a volume is read
+    without a window.
+
+    Attributes:
+        depth: Slices of the model's input, or frames.
+        clip: Whether the model takes clips, which have three channels, rather than volumes.
+        scan_channels: Channels of a volume.
+        frames_first: Whether its input is (batch, depth, channels, height, width), as VideoMAE's and ViViT's is, rather
+            than (batch, channels, depth, height, width).
+        window: How the values of a volume become 0 to 1, see ``vitreous.integrations.medical.read_volume``.
+        axes: Of NIfTI files, see there.
+
+    Examples:
+        >>> from vitreous.models import VolumePreprocessing
+        >>> of_scans = VolumePreprocessing((96, 96), (0.0,) * 3, (1.0,) * 3, depth=96, window=(40.0, 400.0))
+        >>> of_scans.input_shape
+        (1, 96, 96, 96)
+    """
+
+    depth: int = 16
+    clip: bool = False
+    scan_channels: int = 1
+    frames_first: bool = False
+    window: VolumeWindow = None
+    axes: Axes = "xyz"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.depth < 1 or not 1 <= self.scan_channels <= 3:
+            raise ModelError(
+                f"a 3-D model takes one slice or more and one to three channels, not {self.depth} and "
+                f"{self.scan_channels}"
+            )
+
+    @property
+    def channels(self) -> int:
+        """Channels of the model's input."""
+        return 3 if self.clip else self.scan_channels
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input of the model, with its channels or its depth first."""
+        first = (self.depth, self.channels) if self.frames_first else (self.channels, self.depth)
+        return (*first, *self.image_size)
+
+    def override(
+        self,
+        *,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        image_size: int | Sequence[int] | None = None,
+    ) -> VolumePreprocessing:
+        """Return a copy with another normalisation, or another size: depth, height and width, or the last two."""
+        volume = as_volume_size(image_size)
+        changed = super().override(mean=mean, std=std, image_size=image_size if volume is None else volume[1:])
+        assert isinstance(changed, VolumePreprocessing)
+        return changed if volume is None else replace(changed, depth=volume[0])
+
+    def __call__(self, images: Sequence[Any]) -> Tensor:
+        """Return the model's input for volumes: files, folders of frames, or tensors (channels, depth, height, width).
+
+        Raises:
+            InputError: One is something else, or has other channels.
+            ImageError: A file cannot be read.
+        """
+        if not images:
+            raise InputError("no volumes were given")
+        volumes = torch.stack([self._fitted_volume(self.read(each)) for each in images])
+        return (volumes.transpose(1, 2) if self.frames_first else volumes).contiguous()
+
+    def read(self, source: Any) -> Tensor:
+        """Read a volume or clip, (channels, depth, height, width), before it is resized.
+
+        Raises:
+            InputError: It is something else, or has other channels.
+            ImageError: The file cannot be read.
+        """
+        if isinstance(source, str | os.PathLike):
+            volume = read_volume(source, window=self.window, axes=self.axes)[0]
+        else:
+            volume = source if isinstance(source, torch.Tensor) else torch.empty(0)
+        if volume.dim() != 4 or not volume.is_floating_point():
+            raise InputError(
+                "this model takes volumes or clips: give files or folders of frames, tensors (channels, depth, height, "
+                f"width), or one preprocessed batch, not {type(source).__name__}"
+            )
+        if volume.shape[0] == 1 and self.channels > 1:
+            volume = volume.expand(self.channels, -1, -1, -1)  # grey
+        if volume.shape[0] != self.channels:
+            raise InputError(f"the volume has {volume.shape[0]} channels, but the model takes {self.channels}")
+        return volume
+
+    def _fitted_volume(self, volume: Tensor) -> Tensor:
+        """Resize and normalise one volume, (channels, depth, height, width)."""
+        if self.clip:
+            numbers = torch.linspace(0, volume.shape[1] - 1, self.depth).round().long()
+            pixels = (volume[:, numbers] * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 3, 0).numpy()
+            return super().__call__([Image.fromarray(frame) for frame in pixels]).transpose(0, 1)
+        size = [self.depth, *self.image_size]
+        if list(volume.shape[1:]) != size:
+            volume = functional.interpolate(volume[None], size=size, mode="trilinear", align_corners=False)[0]
+        mean, std = (
+            torch.tensor(values[: self.channels], dtype=torch.float32).view(-1, 1, 1, 1)
+            for values in (self.mean, self.std)
+        )
+        return (volume.float() * (255 * self.rescale) - mean) / std
+
+
 def from_timm(model: nn.Module, image_size: tuple[int, int] | None = None) -> Preprocessing:
     """Read the evaluation preprocessing of a timm model."""
     from timm.data.config import resolve_data_config  # noqa: PLC0415  (timm takes a second to import)
@@ -231,6 +357,35 @@ def from_processor(settings: Mapping[str, Any], fallback_size: tuple[int, int]) 
         rescale=float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 1.0,
         crop_rounding="down",
     )
+
+
+def from_video_processor(settings: Mapping[str, Any], config: Any) -> VolumePreprocessing:
+    """Read the settings of a transformers processor of clips and the configuration of its model.
+
+    ViViT's processor subtracts 1 after its factor on the pixels (``offset``).
+    """
+    known = dict(settings)
+    if known.pop("offset", False) and known.get("do_rescale", True):
+        if known.get("do_normalize", True):
+            known["image_mean"] = [mean + 1 for mean in known["image_mean"]]
+        else:
+            known |= {"do_normalize": True, "image_mean": [1.0] * 3, "image_std": [1.0] * 3}
+    frame = from_processor(known, as_image_size(config.image_size))
+    frames = int(getattr(config, "num_frames", None) or config.frames_per_clip)
+    return VolumePreprocessing(**vars(frame), depth=frames, clip=True, frames_first=True)
+
+
+def as_volume_size(value: Any) -> tuple[int, int, int] | None:
+    """Return (depth, height, width) from three integers; None for anything else, such as an image size."""
+    try:
+        lengths = [operator.index(length) for length in value] if isinstance(value, Iterable) else []
+    except TypeError:
+        return None
+    if len(lengths) != 3:
+        return None
+    if min(lengths) < 1 or math.prod(lengths) > MAX_PIXELS:
+        raise ModelError(f"the size of a volume is three numbers above 0 and {MAX_PIXELS:,} voxels at most")
+    return lengths[0], lengths[1], lengths[2]
 
 
 def as_image_size(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitreous._utils.messages import close_match
 from vitreous.api.explain import explain
-from vitreous.datasets import Review
+from vitreous.datasets import Review, Sample, VolumeSample
 from vitreous.errors import InputError, MethodError, VitreousError
 from vitreous.evaluation.report.results import Results, counted_values, summarise
 from vitreous.evaluation.report.tables import ResultTable, row_label, table_heading
@@ -330,9 +330,14 @@ def _draw(context: EvaluationContext, index: int, methods: list[str]) -> dict[st
     if isinstance(model, LoadedTextModel):
         assert isinstance(sample, Review)
         return _written(model, sample, methods)
-    assert not isinstance(sample, Review)
-    target = sample.label if context.protocol.prompt is not None else None
     preprocessing = resized(model.preprocessing, context.protocol.resize)
+    if isinstance(sample, VolumeSample):  # the slice with the highest score
+        whole = explain(replace(model, preprocessing=preprocessing), [str(sample.file)], methods)
+        explanation = whole.slice()
+        base = BaseImage.of(explanation).fitted(_SIDE, _SIDE)
+        return {method: picture(base.photo, "") + _map(base, explanation, method) for method in methods}
+    assert isinstance(sample, Sample)
+    target = sample.label if context.protocol.prompt is not None else None
     explanation = explain(replace(model, preprocessing=preprocessing), [sample.image], methods, target=target)
     base = BaseImage.of(explanation, 0, sample.image).with_mask(sample.mask).cropped().fitted(_SIDE, _SIDE)
     photo = picture(base.outlined(base.photo), "")  # its name stands below

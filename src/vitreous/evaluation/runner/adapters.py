@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitreous.api.explain import black_pixel, explain_again, find_recipes
-from vitreous.datasets.dataset import IGNORED, DataSet, Review, Sample
+from vitreous.datasets.dataset import IGNORED, DataSet, Review, Sample, VolumeSample
 from vitreous.datasets.eraser_movies import LABELS
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.protocol import Protocol, Resize
@@ -117,16 +117,17 @@ class SampleAdapter(ABC):
 
 
 class ImageAdapter(SampleAdapter):
-    """Images, resized as the protocol defines."""
+    """Images, or volumes, resized as the protocol defines."""
 
     def __init__(self, model: LoadedModel, resize: Resize) -> None:
         self._model = replace(model, preprocessing=resized(model.preprocessing, resize))
 
-    def prepare(self, sample: Sample) -> Tensor:
-        """The model's input, (1, channel, height, width)."""
-        return find_pixels(self._model, self._model.model, [sample.image])[0]
+    def prepare(self, sample: Sample | VolumeSample) -> Tensor:
+        """The model's input, (1, channel, height, width), or with one axis more."""
+        source: Any = sample.file if isinstance(sample, VolumeSample) else sample.image
+        return find_pixels(self._model, self._model.model, [source])[0]
 
-    def open(self, samples: Sequence[Sample], prepared: Sequence[Tensor]) -> ImageBatch:
+    def open(self, samples: Sequence[Sample | VolumeSample], prepared: Sequence[Tensor]) -> ImageBatch:
         pixels = torch.cat(list(prepared))
         runner, logits = first_run(self._model, pixels)
         # A single logit has two classes, both of which can be explained; a value is explained as it is.
@@ -151,8 +152,8 @@ class ImageAdapter(SampleAdapter):
                 maps[Case(image, method)] = dict(zip(explained, grid, strict=True))
         return maps
 
-    def _picture(self, sample: Sample, logits: Tensor) -> Picture:
-        mask = sample.mask
+    def _picture(self, sample: Sample | VolumeSample, logits: Tensor) -> Picture:
+        mask, objects = (sample.mask, sample.objects) if isinstance(sample, Sample) else (None, ())
         predicted = int(logits.argmax())
         others = logits.index_fill(0, logits.argmax(), -torch.inf)
         return Picture(
@@ -162,7 +163,7 @@ class ImageAdapter(SampleAdapter):
             label=sample.label,
             second=int(others.argmax()) if len(logits) > 1 else None,
             mask=None if mask is None else self._model.preprocessing.displayed_mask(mask, outside=IGNORED),
-            objects=sample.objects,
+            objects=objects,
         )
 
 

@@ -19,7 +19,7 @@ import torch
 
 from vitreous._utils.messages import error_message, printable, source_hash
 from vitreous.datasets import DataSet, Mosaics, Shuffled, Stratified, open_dataset
-from vitreous.datasets.dataset import Review, Sample
+from vitreous.datasets.dataset import AnySample
 from vitreous.errors import MethodError, VitreousError
 from vitreous.evaluation.protocols import Protocol, find_protocol
 from vitreous.evaluation.run import ModelChoice, Run, RunError, Shard, hash_of, schema_of
@@ -196,7 +196,7 @@ def columns_of(protocol: Protocol) -> tuple[str, ...]:
 
 def measure(
     model: LoadedModel | LoadedTextModel | SampleAdapter,
-    samples: Iterable[Sample | Review],
+    samples: Iterable[AnySample],
     protocol: Protocol,
     methods: Sequence[str],
 ) -> list[Row]:
@@ -228,7 +228,10 @@ def measure(
 
 
 def _rows(
-    adapter: SampleAdapter, samples: Sequence[Sample | Review], protocol: Protocol, methods: Sequence[str]
+    adapter: SampleAdapter,
+    samples: Sequence[AnySample],
+    protocol: Protocol,
+    methods: Sequence[str],
 ) -> list[Row]:
     """Rows of one batch; a sample that cannot be prepared gets an error and is left out of the batch."""
     prepared: dict[int, Any] = {}
@@ -264,7 +267,7 @@ class _Request:
     methods: Sequence[str]
 
 
-def _measured(request: _Request, samples: Sequence[Sample | Review], prepared: Sequence[Any]) -> list[_Found]:
+def _measured(request: _Request, samples: Sequence[AnySample], prepared: Sequence[Any]) -> list[_Found]:
     """Measure images together; if the model fails on them, one by one, so that one error affects one image."""
     if not samples:
         return []
@@ -393,7 +396,7 @@ def compute_shard(run: Run, context: EvaluationContext, shard: Shard) -> pa.Tabl
     rows: dict[tuple[str, str], Row] = {}
     names = {index: context.data.name(index) for index in shard}
 
-    def readable() -> Iterator[Sample | Review]:
+    def readable() -> Iterator[AnySample]:
         for index in shard:
             try:
                 yield context.data.load(index)

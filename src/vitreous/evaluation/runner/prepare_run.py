@@ -27,7 +27,7 @@ from vitreous.datasets import DataSet, open_dataset
 from vitreous.datasets.dataset import Things
 from vitreous.errors import MethodError, ModelError, RefusedMethodsError
 from vitreous.evaluation.options import EvaluateOptions, resolve_options
-from vitreous.evaluation.protocols import Protocol, find_protocol
+from vitreous.evaluation.protocols import AUDIT_MAPS, Protocol, find_protocol, list_protocols
 from vitreous.evaluation.run import ModelChoice, Run, RunError
 from vitreous.evaluation.runner.adapters import first_run
 from vitreous.evaluation.runner.measure import (
@@ -170,10 +170,9 @@ def _ask(model: LoadedModel | LoadedTextModel, spellings: Sequence[str]) -> None
 
 
 def empty_picture(model: LoadedModel) -> Tensor:
-    """A zero image, (1, 3, height, width), to try a model with."""
-    height, width = model.preprocessing.image_size
+    """A zero image or volume to try a model with, (1, 3, height, width) of images."""
     like = next(model.model.parameters(), torch.empty(0))
-    return torch.zeros(1, 3, height, width, dtype=like.dtype, device=like.device)
+    return torch.zeros(1, *model.preprocessing.input_shape, dtype=like.dtype, device=like.device)
 
 
 Model = str | ModelChoice | nn.Module | LoadedModel | TextModel | DualEncoder
@@ -183,7 +182,10 @@ _DECISIVE = ("vitreous", "torch")  # packages whose version is part of a run's k
 def controls_of(reads: Things) -> list[str]:
     """The controls in every table of a protocol on images or texts; ceilings must be requested."""
     controls = [info.name for info in list_controls() if info.family == "control"]
-    return [name for name in controls if reads == "photos" or not parse(name).needs(EXAMPLE_DEPTH).picture]
+    needs = {name: parse(name).needs(EXAMPLE_DEPTH) for name in controls}
+    if reads == "volumes":
+        return [name for name in controls if not needs[name].plane]
+    return [name for name in controls if reads == "photos" or not needs[name].picture]
 
 
 def check_labels(context: EvaluationContext) -> None:
@@ -230,7 +232,9 @@ def prepare_run(
     plugins = [str(expanded(file).resolve()) for file in options["plugins"]]
     load_plugins(plugins)
     listed = open_dataset(_absolute(data)) if isinstance(data, str) else data
-    if listed.holds != chosen.reads:
+    if listed.holds == "volumes" and not chosen.takes_volumes:
+        raise RunError(_not_for_volumes(chosen))
+    if listed.holds not in {chosen.reads, "volumes"}:
         raise RunError(f"{chosen.name} is measured on {chosen.reads}, but {listed.kind} holds {listed.holds}")
     if not len(listed):
         raise RunError(f"there are no {listed.holds} in {listed.kind}:{listed.path}")
@@ -239,12 +243,13 @@ def prepare_run(
     if options["limit"] is not None and not any(order.values()):
         _mention_classes(opened, options["limit"], notice)
     choice, loaded = _load(model, chosen)
+    _check_volumes(loaded, listed)
     choice, loaded = _with_outputs(choice, loaded, options["outputs"])
     context = EvaluationContext(loaded, opened, chosen, choice.stage)
     check_labels(context)
     spellings = _spellings(context, methods, notice)
     if options["controls"]:
-        spellings = tuple(dict.fromkeys((*spellings, *controls_of(chosen.reads))))
+        spellings = tuple(dict.fromkeys((*spellings, *controls_of(listed.holds))))
     run = Run(
         protocol=chosen.name,
         settings=chosen.settings(),
@@ -267,6 +272,22 @@ def prepare_run(
     )
     _mention_earlier_runs(out, run, notice)
     return Store.create(out, run, _details(context), keep_threads=options["threads"] is None), context
+
+
+def _not_for_volumes(protocol: Protocol) -> str:
+    if protocol.name == AUDIT_MAPS.name:
+        return "an audit examines images: it pastes patches from one into another and looks for places in their plane"
+    able = [each.name for each in list_protocols() if each.takes_volumes]
+    return f"{protocol.name} is not for volumes and clips, which are measured by dropped tokens: {', '.join(able)}"
+
+
+def _check_volumes(model: AnyModel, listed: DataSet) -> None:
+    """Check that model and data set agree on whether images or volumes are measured."""
+    if not isinstance(model, LoadedModel) or model.takes_volumes == (listed.holds == "volumes"):
+        return
+    if model.takes_volumes:
+        raise RunError(f"{model.name} takes volumes or clips: give a data set volumes:FOLDER, not {listed.kind}")
+    raise RunError(f"{listed.kind} holds volumes or clips, but {model.name} takes images")
 
 
 def _mention_earlier_runs(out: Path, run: Run, notice: Notice) -> None:

@@ -81,7 +81,7 @@ def patch_scores(batch: ImageBatch, map_: Tensor) -> Tensor:
     layout = batch.runner.layout
     if tuple(map_.shape) == layout.grid:
         return map_.flatten()
-    return layout_means(map_.flatten(), (map_.shape[0], map_.shape[1]), layout)
+    return layout_means(map_.flatten(), tuple(map_.shape), layout)
 
 
 def _run(batch: ImageBatch, inputs: Sequence[_KeptPatches]) -> None:
@@ -109,6 +109,7 @@ class TokenDropping(ImageTask):
     """
 
     purpose: ClassVar[Purpose] = "faithfulness"
+    volumes: ClassVar[bool] = True
     explained: Explained = "label"
     percent: tuple[int, ...] = NINE
     count: Literal["floor(ratio * patches)"] = "floor(ratio * patches)"
@@ -321,7 +322,8 @@ class KeepMaps(ImageTask):
 
     Columns: ``map[]`` divided by its largest absolute score; ``object[]``, the part of every patch that the object
     covers, from the mask (``masked`` is 1) or, without one, estimated from the tokens; ``features[]``, the mean token
-    under the highest patches, of length 1; the mean of every channel near the border; classes and probability.
+    under the highest patches, of length 1; the mean of every channel near the border, outside of the mask; classes and
+    probability.
 
     Attributes:
         explained: the class whose map is kept.
@@ -367,7 +369,7 @@ class KeepMaps(ImageTask):
             "rows": float(grid[0]),
             "columns": float(grid[1]),
             "masked": float(picture.mask is not None),
-            **dict(zip(("red", "green", "blue"), _colour(batch, case.image), strict=True)),
+            **dict(zip(("red", "green", "blue"), _colour(batch, case.image, picture.mask), strict=True)),
             "map[]": _half(scores / scores.abs().max().clamp(min=1e-30)),
             "object[]": _half(_object(picture, grid, own)),
             "features[]": _half(self._features(scores, own)),
@@ -396,10 +398,10 @@ class KeepMaps(ImageTask):
         return tokens if tokens.shape[1] == runner.layout.patches else None
 
 
-def _colour(batch: ImageBatch, image: int) -> list[float]:
+def _colour(batch: ImageBatch, image: int, mask: NDArray[np.int16] | None) -> list[float]:
     """The mean of every channel above black in the outer sixths of a photo, where the object rarely is.
 
-    Grey photos have three equal ones.
+    What a mask says is the object is left out, unless nothing else is there. Grey photos have three equal ones.
     """
     pixels = batch.images[image].double().cpu()
     black = batch.runner.black
@@ -407,6 +409,9 @@ def _colour(batch: ImageBatch, image: int) -> list[float]:
     outer = torch.ones(pixels.shape[1:], dtype=torch.bool)
     high, wide = (max(1, side // 6) for side in outer.shape)
     outer[high:-high, wide:-wide] = False
+    if mask is not None:
+        outside = outer & torch.from_numpy(np.ascontiguousarray(mask <= 0))
+        outer = outside if outside.any() else outer
     means = (pixels[:, outer] - floor[:, None]).mean(dim=1).clamp(min=0).tolist()
     return [means[number] if number < len(means) else means[-1] for number in range(3)]
 

@@ -205,11 +205,13 @@ class Task(ABC, Generic[SeenT, BatchT]):
     Attributes:
         kind: What it is called in settings.
         reads: Images or texts.
+        volumes: Whether it is defined for volumes and clips as well.
         purpose: What it says about a map: where relevance lies, what that does to the output, or something else.
     """
 
     kind: ClassVar[str]
     reads: ClassVar[Things]
+    volumes: ClassVar[bool] = False
     purpose: ClassVar[Purpose] = "other"
 
     @property

@@ -152,6 +152,8 @@ def _each(value: Any, axes: int) -> tuple[int, ...]:
     return numbers * axes if len(numbers) == 1 else numbers
 
 
+# Not 0, which callers use for noise of their own: a multiple of the input is the same to a norm over each patch.
+_SEED = 2026
 _NOISE = 10.0  # so large that the change of an edge is seen in half precision, too
 _ROUNDING = 1e-3  # of what all pixels change of a token: one of its edges changes far more of it, rounding less
 _SOME_TOKENS = 8  # so many are looked for in other places
@@ -249,7 +251,7 @@ class PatchGridProbe:
     def _find_channel_axis(self, embeddings: Sequence[Embedding]) -> int:
         assert isinstance(self.inputs, Tensor)
         clips = self.inputs[:1].detach().repeat(3, 1, 1, 1, 1)
-        noise = torch.randn(clips.shape[1:], generator=torch.Generator().manual_seed(0)).to(clips) * _NOISE
+        noise = torch.randn(clips.shape[1:], generator=torch.Generator().manual_seed(_SEED)).to(clips) * _NOISE
         clips[1, 0] += noise[0]
         clips[2, :, 0] += noise[:, 0]
         streams = [first_block_input(self.architecture, self.model, clip[None]) for clip in clips]
@@ -306,7 +308,7 @@ class PatchGridProbe:
     def _grid(self, probed: _Probed | None) -> Size:
         name = self.architecture.name
         if probed is None:
-            raise _not_shown(name)
+            raise _not_shown(name, self.inputs)
         streams = probed.edges
         self._check_order(streams)
         whole, *edges = _changed(streams)
@@ -317,19 +319,19 @@ class PatchGridProbe:
         count = int(patches.sum())
         at_edge = [int((patches & edge).sum()) for edge in first]
         if count == 0 or 0 in at_edge:
-            raise _not_shown(name)
+            raise _not_shown(name, self.inputs)
         grid = tuple(count // each for each in at_edge)
         prefix = len(patches) - count
         if math.prod(grid) != count or not torch.equal(
             patches, torch.arange(len(patches)).to(patches.device) >= prefix
         ):
-            raise _not_shown(name)
+            raise _not_shown(name, self.inputs)
         for axis, cells in enumerate(grid):
             number = torch.arange(cells, device=patches.device)
             line = number.view([cells if other == axis else 1 for other in range(len(grid))]).expand(grid).flatten()
             for edge, place in ((first[axis], 0), (last[axis], cells - 1)):
                 if not torch.equal(edge[prefix:], line == place):
-                    raise _not_shown(name)
+                    raise _not_shown(name, self.inputs)
         return grid
 
     def _compare(self, streams: Tensor, made: Embedding, tokens: int) -> None:
@@ -450,7 +452,7 @@ def _stand_further_ahead(shown: Tensor, patches: int) -> bool:
 
 def _with_other_edges(image: Tensor, width: Size, channel_axis: int) -> Tensor:
     """A picture as it is, all of it changed, and so many of its first and last rows and columns (slices, frames)."""
-    noise = torch.randn(image.shape[1:], generator=torch.Generator().manual_seed(0)).to(image) * _NOISE
+    noise = torch.randn(image.shape[1:], generator=torch.Generator().manual_seed(_SEED)).to(image) * _NOISE
     axes = [axis for axis in range(noise.dim()) if axis != channel_axis - 1]
     images = image.repeat(2 + 2 * len(axes), *[1] * noise.dim())
     images[1] += noise
@@ -461,7 +463,14 @@ def _with_other_edges(image: Tensor, width: Size, channel_axis: int) -> Tensor:
     return images
 
 
-def _not_shown(name: str) -> UnsupportedModelError:
+def _not_shown(name: str, inputs: Inputs) -> UnsupportedModelError:
+    if isinstance(inputs, Tensor) and inputs.dim() == 5:
+        return UnsupportedModelError(
+            f"no convolution of {name} makes patches of a whole volume or clip, and which tokens change with the "
+            "first and last slices, rows and columns does not show a grid of depth, rows and columns behind all other "
+            "tokens, so no map can be laid out; models that attend across frames and within frames in turn "
+            "(TimeSformer) order their tokens otherwise"
+        )
     return UnsupportedModelError(
         f"{name} makes its patches without a convolution, and which of its tokens change with the edges of a picture "
         "does not show rows of patches behind all other tokens, so no map can be laid out; embed patches by a "

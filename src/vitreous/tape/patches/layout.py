@@ -100,7 +100,8 @@ def find_layout(
     grid_of_stage = recorder.architecture.stages[recorder.architecture.stage].places
     if grid_of_stage is not None and not isinstance(inputs, Texts):
         places = grid_of_stage.grid
-        return _with_readers(recorder, head_gradient, pooling_gradient, inputs, places, any_token=any_token)
+        found = _with_readers(recorder, head_gradient, pooling_gradient, inputs, places, any_token=any_token)
+        return replace(found, channel_axis=grid_probe.channel_axis(recorder.embeddings))
     if isinstance(inputs, Texts):
         row = (1, tokens - inputs.prefix)
         return _with_readers(recorder, head_gradient, pooling_gradient, inputs, row, any_token=any_token)
