@@ -22,7 +22,7 @@ from loading_scripts import load_script
 from vitreous._utils.storage import sealed
 from vitreous.cli import app
 from vitreous.cli import console as progress_module
-from vitreous.cli.console import EvaluationProgress
+from vitreous.cli.evaluate import EvaluationProgress
 from vitreous.evaluation.runner import measure
 from vitreous.evaluation.store import Store
 from vitreous.speed.timing import one_thread

@@ -16,12 +16,10 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
-from datetime import timedelta
+from contextlib import contextmanager, redirect_stdout
 from enum import IntEnum
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.color import Color
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from PIL import Image
-
-    from vitreous.evaluation.store import Store
 
 
 DEBUG = "vitreous.debug"  # key in the metadata that a command and its group share
@@ -366,7 +362,6 @@ def json_values(value: Any) -> Any:
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_UNTIL_REPEATED = 30.0  # of the same step
-_SECONDS_BETWEEN_COUNTS = 30.0  # of an evaluation
 
 
 @contextmanager
@@ -442,73 +437,3 @@ def _counted_steps(console: Console, total: int) -> Iterator[Callable[[int], Non
             step(f"explaining, {done} of {total} done")
 
         yield advance
-
-
-class EvaluationProgress:
-    """Progress of an evaluation: images or texts done, rate and remaining time."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._store: Store | None = None
-        self._before = self._done = 0
-        self._started = self._printed = time.monotonic()
-        columns = (TextColumn("Evaluating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._bar.add_task("images", total=None, rate="")
-        self._preparing = ExitStack()  # the step shown before the run begins, without a terminal
-
-    def __enter__(self) -> Self:
-        if self._bar.disable:
-            self._preparing.enter_context(steps(self._console, "loading the model and reading the data set"))
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-        self._preparing.close()
-        if kind is not None and issubclass(kind, KeyboardInterrupt) and self._store is not None:
-            run = self._store.run
-            done = f"{self._done} of {run.image_count} {run.noun}"
-            print_line(self._console, f"stopped after {done}; run the same command to resume")
-
-    def begin(self, store: Store, done: int) -> None:
-        """Show the folder of the run and what it already holds; a second call only resets the count."""
-        self._preparing.close()
-        if self._store is None:
-            run = store.run
-            print_line(self._console, f"run: {store.folder} ({len(run.methods)} methods, {run.image_count} {run.noun})")
-            if done:
-                # All shards but the last one are full, so the number of images gives the number of shards.
-                stored = math.ceil(done / run.shard_size)
-                print_line(
-                    self._console, f"resumed: {stored} of {len(run.shards())} shards are there, {done} {run.noun}"
-                )
-            self._started = self._printed = time.monotonic()
-            self._before = done
-        self._store, self._done = store, done
-        self._bar.update(self._task, total=store.run.image_count, completed=done)
-
-    def advance(self, images: int) -> None:
-        """Add images to the count."""
-        if not images or self._store is None:
-            return
-        run = self._store.run
-        self._done += images
-        self._bar.update(self._task, completed=self._done, rate=self._rate())
-        if self._bar.disable and time.monotonic() - self._printed >= _SECONDS_BETWEEN_COUNTS:
-            self._printed = time.monotonic()
-            print_line(self._console, f"{self._done} of {run.image_count} {run.noun}, {self._rate()}")
-
-    def notice(self, text: str) -> None:
-        """Print a warning."""
-        print_warning(text, self._console)
-
-    def _rate(self) -> str:
-        assert self._store is not None
-        run = self._store.run
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        rate = (self._done - self._before) / seconds
-        left = timedelta(seconds=round((run.image_count - self._done) / rate)) if rate else "unknown"
-        return f"{rate:.2f} {run.noun}/s, {left} left"

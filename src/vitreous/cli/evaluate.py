@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
+import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, get_origin
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack, get_origin
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from vitreous._utils.defaults import split_spellings
 from vitreous._utils.storage import expanded
@@ -17,7 +22,6 @@ from vitreous.cli.console import (
     METHODS_HELP,
     DebugOption,
     DeviceOption,
-    EvaluationProgress,
     ExitCode,
     ImageSizeOption,
     InputSizeOption,
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
 
     from vitreous.evaluation.recommend import Figures, Recommendation
     from vitreous.evaluation.report.results import Results
+    from vitreous.evaluation.store import Store
 
 
 PublishedOption = Annotated[
@@ -53,6 +58,77 @@ PublishedOption = Annotated[
 ]
 
 _SHOWN_FAILURES = 5
+_SECONDS_BETWEEN_COUNTS = 30.0  # without a terminal
+
+
+class EvaluationProgress:
+    """Progress of an evaluation: images or texts done, rate and remaining time."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._store: Store | None = None
+        self._before = self._done = 0
+        self._started = self._printed = time.monotonic()
+        columns = (TextColumn("Evaluating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("images", total=None, rate="")
+        self._preparing = ExitStack()  # the step shown before the run begins, without a terminal
+
+    def __enter__(self) -> Self:
+        if self._bar.disable:
+            self._preparing.enter_context(steps(self._console, "loading the model and reading the data set"))
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+        self._preparing.close()
+        if kind is not None and issubclass(kind, KeyboardInterrupt) and self._store is not None:
+            run = self._store.run
+            done = f"{self._done} of {run.image_count} {run.noun}"
+            print_line(self._console, f"stopped after {done}; run the same command to resume")
+
+    def begin(self, store: Store, done: int) -> None:
+        """Show the folder of the run and what it already holds; a second call only resets the count."""
+        self._preparing.close()
+        if self._store is None:
+            run = store.run
+            print_line(self._console, f"run: {store.folder} ({len(run.methods)} methods, {run.image_count} {run.noun})")
+            if done:
+                # All shards but the last one are full, so the number of images gives the number of shards.
+                stored = math.ceil(done / run.shard_size)
+                print_line(
+                    self._console, f"resumed: {stored} of {len(run.shards())} shards are there, {done} {run.noun}"
+                )
+            self._started = self._printed = time.monotonic()
+            self._before = done
+        self._store, self._done = store, done
+        self._bar.update(self._task, total=store.run.image_count, completed=done)
+
+    def advance(self, images: int) -> None:
+        """Add images to the count."""
+        if not images or self._store is None:
+            return
+        run = self._store.run
+        self._done += images
+        self._bar.update(self._task, completed=self._done, rate=self._rate())
+        if self._bar.disable and time.monotonic() - self._printed >= _SECONDS_BETWEEN_COUNTS:
+            self._printed = time.monotonic()
+            print_line(self._console, f"{self._done} of {run.image_count} {run.noun}, {self._rate()}")
+
+    def notice(self, text: str) -> None:
+        """Print a warning."""
+        print_warning(text, self._console)
+
+    def _rate(self) -> str:
+        assert self._store is not None
+        run = self._store.run
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        rate = (self._done - self._before) / seconds
+        left = timedelta(seconds=round((run.image_count - self._done) / rate)) if rate else "unknown"
+        return f"{rate:.2f} {run.noun}/s, {left} left"
 
 
 def with_evaluate_options(
