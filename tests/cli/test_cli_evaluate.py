@@ -21,7 +21,7 @@ from evaluations import MODEL, PROTOCOL, everything, only_run, rewritten, some_r
 from loading_scripts import load_script
 from vitreous._utils.storage import sealed
 from vitreous.cli import app
-from vitreous.cli import console as progress_module
+from vitreous.cli import evaluate as progress_module
 from vitreous.cli.evaluate import EvaluationProgress
 from vitreous.evaluation.runner import measure
 from vitreous.evaluation.store import Store
