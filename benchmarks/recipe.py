@@ -152,31 +152,48 @@ def probe() -> Probe:
 
 
 class Orders(Procedure):
-    """Keeps the orders in which patches go, the best first and the worst first, in so many steps."""
+    """Keeps what runs with fewer and fewer patches tell, the best dropped first (D) and the worst first (I).
+
+    ``D`` and ``I`` are the orders in which patches go, from 0 to 1 with important patches near 1, ``MD`` and ``MI`` the
+    standardised fine scale averaged over the runs in which a patch is there.
+    """
+
+    runs_again = True
 
     def __init__(self, steps: int) -> None:
-        self._scale = Refined(1.0, steps)
+        self._scale, self._steps = Refined(1.0, steps), steps
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """What FullGrad+ needs."""
-        del layer
-        return self._scale.own_needs(depth)
+        """What ``refined`` needs."""
+        return self._scale.needs(layer, depth)
 
     def map(self, view: View) -> Tensor:
-        """FullGrad+; the two orders are left in ``_probed``."""
-        own = self._scale.own(view)
-        _probed.append(
-            {
-                name: self._scale.ranks(view, own, best_first=best_first)
-                for name, best_first in (("D", True), ("I", False))
-            }
-        )
-        return own
+        """The fine scale; what the runs tell is left in ``_probed``."""
+        fine = self._scale.fine(view)
+        kept = {"fine": fine, "R": self._scale.regions(view)}
+        for name, best_first in (("D", True), ("I", False)):
+            kept[name] = self._order(view, fine, best_first=best_first)
+            kept[f"M{name}"] = self._scale.averaged(view, fine, best_first=best_first)
+        _probed.append(kept)
+        return fine
+
+    def _order(self, view: View, fine: Tensor, *, best_first: bool) -> Tensor:
+        batch, patches = fine.shape
+        kept, gone = torch.arange(patches).expand(batch, -1), []
+        for step in range(self._steps):
+            scores = self._scale.fine_of_kept(view, kept) if step else fine
+            ranked = kept.gather(1, scores.argsort(dim=1, descending=best_first, stable=True))
+            count = (step + 1) * patches // self._steps - step * patches // self._steps
+            gone.append(ranked[:, :count])
+            kept = ranked[:, count:].sort(dim=1).values
+        places = torch.arange(patches, dtype=fine.dtype).expand(batch, -1) / max(patches - 1, 1)
+        ranks = torch.empty_like(fine).scatter_(1, torch.cat(gone, dim=1), places)
+        return 1 - ranks if best_first else ranks
 
 
 @register("recipe_orders", family="plugin", paper="", year=2026, class_specific=True, signed=True)
 def orders(*, steps: int = 8) -> Orders:
-    """FullGrad+ under the libra rule, and the orders in which patches go."""
+    """The fine scale, and what runs with fewer and fewer patches tell."""
     return Orders(steps)
 
 

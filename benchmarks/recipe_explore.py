@@ -268,21 +268,17 @@ def orders_of(folder: Path, name: str, count: int) -> Base:
 
 
 def refined(base: Base, orders: Base, known: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Candidates that need the orders in which patches go."""
-    cubes, ranks = orders["D"].pow(3) + orders["I"].pow(3), orders["D"] + orders["I"]
-    regions = known["g+FG+zP+0.5zC"] - known["g+FG"]
-    fine = known["g+FG"]
-    found = {"D": orders["D"], "I": orders["I"], "D3+I3": cubes, "D+I": ranks}
-    for weight in (1.0, 2.0, 4.0):
-        found[f"fine+{weight}O+regions"] = fine + weight * z(cubes) + regions
-        found[f"{weight}O+regions"] = weight * z(cubes) + regions
-        found[f"FG+{weight}O+regions"] = z(fullgrad(base)) + weight * z(cubes) + regions
+    """Candidates that need runs with fewer patches: by the orders in which they go, or by the averaged fine scale."""
+    del base, known
+    cubes, average = z(orders["D"].pow(3) + orders["I"].pow(3)), z(orders["MD"] + orders["MI"])
+    fine, regions = orders["fine"], orders["R"]
+    found = {"D": orders["D"], "I": orders["I"], "O": cubes, "M": average}
     for weight in (2.0, 3.0, 4.0):
-        found[f"fine+4O+{weight}regions"] = fine + 4 * z(cubes) + weight * regions
-        found[f"fine+2O+{weight}regions"] = fine + 2 * z(cubes) + weight * regions
-        found[f"4O+{weight}regions"] = 4 * z(cubes) + weight * regions
-    found["fine+2Or+regions"] = fine + 2 * z(ranks) + regions
-    return found | {f"{name}-1": z(maps) - 1 for name, maps in found.items()}
+        found[f"fine+2O+{weight}R"] = fine + 2 * cubes + weight * regions
+        found[f"2M+{weight}R"] = 2 * average + weight * regions
+    found["fine+4O+4R"] = fine + 4 * cubes + 4 * regions
+    found["2M+O+3R"] = 2 * average + cubes + 3 * regions
+    return found
 
 
 def table_of(table: dict[str, dict[str, np.ndarray]], against: tuple[str, ...]) -> str:

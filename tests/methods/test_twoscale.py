@@ -1,7 +1,8 @@
-"""Maps of two scales: the formula from public base maps, the orders from runs by hand, refusals and degenerate maps."""
+"""Maps of two scales: the formula from public base maps, averages from runs by hand, refusals and degenerate maps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -60,11 +61,15 @@ def regions_by_hand(model: nn.Module, images: Tensor, spread: Tensor) -> list[Te
     return found
 
 
-def lost_without(model: nn.Module, image: Tensor, target: int) -> Tensor:
-    """H of one picture: dp/dO of every block times what O is without a key, found by a softmax without it."""
+def lost_without(model: nn.Module, image: Tensor, target: int, left: Sequence[int] = range(PATCHES)) -> Tensor:
+    """H of one image: dp/dO of every block times what O is without a key, found by a softmax without it.
+
+    Patches that are not left are dropped in front of the first block.
+    """
     seen: list[Tensor] = []
     projected: list[Tensor] = []
-    handles = []
+    rows = [0, *(1 + patch for patch in left)]
+    handles = [model.blocks[0].register_forward_pre_hook(lambda _module, given: (given[0][:, rows], *given[1:]))]
     for block in model.blocks:
         handles.append(block.attn.qkv.register_forward_hook(lambda _module, _given, output: projected.append(output)))
         handles.append(block.attn.proj.register_forward_pre_hook(lambda _module, given: seen.append(given[0])))
@@ -72,12 +77,12 @@ def lost_without(model: nn.Module, image: Tensor, target: int) -> Tensor:
     for handle in handles:
         handle.remove()
     slopes = torch.autograd.grad(probability, seen)
-    lost = torch.zeros(1 + PATCHES, dtype=image.dtype)
+    lost = torch.zeros(len(rows), dtype=image.dtype)
     for qkv, output, slope, block in zip(projected, seen, slopes, model.blocks, strict=True):
         heads = block.attn.num_heads
-        query, key, value = qkv[0].detach().reshape(1 + PATCHES, 3, heads, -1).permute(1, 2, 0, 3)
+        query, key, value = qkv[0].detach().reshape(len(rows), 3, heads, -1).permute(1, 2, 0, 3)
         scores = query @ key.mT * block.attn.scale
-        for hidden in range(1 + PATCHES):
+        for hidden in range(len(rows)):
             left = scores.clone()
             left[:, :, hidden] = -torch.inf
             without = (left.softmax(-1) @ value).transpose(0, 1).flatten(1)
@@ -116,49 +121,48 @@ def test_zero_is_the_mean_patch():
     torch.testing.assert_close(scores.std(1, unbiased=False), torch.ones(2, dtype=scores.dtype), **SAME)
 
 
-def orders_by_hand(model: nn.Module, image: Tensor, target: int, parts: int, *, best_first: bool) -> list[int]:
-    """The patches in the order in which they go, by dropping rows of the first block's input one picture at a time."""
+def averaged_by_hand(model: nn.Module, image: Tensor, target: int, parts: int, *, best_first: bool) -> Tensor:
+    """The mean of the standardised fine scale over runs, by dropping rows of the first block's input, one image."""
     left = list(range(PATCHES))
-    gone: list[int] = []
+    seen: dict[int, list[float]] = {patch: [] for patch in left}
     for part in range(parts):
-        scores = contributions_of_rest(model, image, left, target)
-        ranked = sorted(left, key=lambda patch: scores[patch], reverse=best_first)
-        count = (part + 1) * PATCHES // parts - part * PATCHES // parts
-        gone += ranked[:count]
-        left = sorted(ranked[count:])
-    return gone
+        scores = fine_of_rest(model, image, left, target)
+        for patch, score in zip(left, z(scores).tolist(), strict=True):
+            seen[patch].append(score)
+        ranked = [left[place] for place in scores.argsort(descending=best_first).tolist()]
+        left = sorted(ranked[(part + 1) * PATCHES // parts - part * PATCHES // parts :])
+    return torch.tensor([sum(scores) / len(scores) for scores in seen.values()], dtype=image.dtype)
 
 
-def contributions_of_rest(model: nn.Module, image: Tensor, left: list[int], target: int) -> dict[int, float]:
-    """FullGrad+ of a run without patches; that such runs are right is tested with the tape."""
-    depth, libra = len(model.blocks), Pass("libra", "logit")
+def fine_of_rest(model: nn.Module, image: Tensor, left: list[int], target: int) -> Tensor:
+    """c(F) + c(O) / 2 + c(H) of a run without patches; that tapes of such runs are right is tested with the tape."""
+    depth, passes = len(model.blocks), [Pass("libra", "logit"), Pass("libra", "probability")]
     slopes = GradientNeeds(tokens=frozenset(range(depth)), biases=frozenset(range(depth + 1)))
-    needs = Needs(tokens=frozenset(range(depth)), gradients={libra: slopes})
+    needs = Needs(tokens=frozenset(range(depth)), gradients=dict.fromkeys(passes, slopes))
     runner = ModelRunner(model, image)
-    kept = torch.tensor([left])
-    with runner.record_kept(image, kept, needs) as tape:
+    read = []
+    with runner.record_kept(image, torch.tensor([left]), needs) as tape:
         classes = torch.tensor([target])
-        view = View(tape, {libra: tape.backward(libra, classes, slopes)}, classes, runner)
-        scores = FullGradient().under("libra").read_sum(view, range(depth))[0, 1:]
-    return dict(zip(left, scores.tolist(), strict=True))
+        view = View(tape, {each: tape.backward(each, classes, slopes) for each in passes}, classes, runner)
+        for each in passes:
+            readout = FullGradient().under("libra")
+            readout.backward = each
+            read.append(readout.read_sum(view, range(depth))[0, 1:])
+    return c(read[0]) + c(read[1]) / 2 + c(lost_without(model, image, target, left))
 
 
 @pytest.mark.parametrize("budget", [2, 5])
-def test_the_orders_are_those_of_runs_without_the_patches_that_have_gone(budget):
+def test_the_fine_scale_is_averaged_over_runs_without_the_patches_that_have_gone(budget):
     model, images = small_vit(), random_images()
     spelling = f"refined:budget={budget},region=1"
     found = vitreous.explain(model, images, spelling, TARGET).scores[spelling]
-    fine, regions = expected_parts(model, images)
+    _, regions = expected_parts(model, images)
     for number, map_ in enumerate(found):
-        ranks = torch.zeros(2, PATCHES, dtype=torch.float64)
-        for row, best_first in enumerate((True, False)):
-            order = orders_by_hand(
-                model, images[number : number + 1], int(TARGET[number]), budget, best_first=best_first
-            )
-            places = torch.arange(PATCHES, dtype=torch.float64) / (PATCHES - 1)
-            ranks[row, order] = 1 - places if best_first else places
-        expected = z(fine[number] + 2 * z(ranks.pow(3).sum(0)) + 2 * regions[number])
-        torch.testing.assert_close(map_, expected, **SAME)
+        series = [
+            averaged_by_hand(model, images[number : number + 1], int(TARGET[number]), budget, best_first=best_first)
+            for best_first in (True, False)
+        ]
+        torch.testing.assert_close(map_, z(2 * z(series[0] + series[1]) + regions[number]), **SAME)
 
 
 def test_costs_are_those_of_its_parts():

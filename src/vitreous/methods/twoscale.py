@@ -16,13 +16,15 @@ The region's scale R is made of z(Ā F') and z(S Ā F'): F' is F of the upper ha
 the model treats as one thing: by Ā, the mean attention of all blocks but the last (GradToken's propagation), and by S,
 the likeness of tokens halfway up. It tells object from ground, where the fine scale marks single patches.
 
-A gradient explains the picture as it is. Once the best patches are gone, others decide that counted little before. So
-``refined`` asks again while patches are dropped, the best first (what has to go to destroy the prediction) and the
-worst first (what has to stay to keep it), and adds both orders.
+A gradient explains the image as it is. Once the best patches are gone, others decide that counted little before. So
+``refined`` computes the fine scale again while patches are dropped, the best first (what has to go to destroy the
+prediction) and the worst first (what has to stay to keep it), and averages it over these runs.
 """
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Annotated
 
 import torch
@@ -39,7 +41,7 @@ _ODDS, _HIDDEN = Pass("libra", "probability"), Pass("plain", "probability")
 _LOWEST, _HIGHEST = -2.0, 3.0  # standard deviations that a term of the fine scale may count for
 _OF_ODDS = 0.5  # how much O counts beside F and H
 _TEMPERATURE = 0.2  # of the likeness of tokens
-_ORDERS = 2.0  # how much the orders in which patches go, and then also the regions, count beside gradients
+_OF_AVERAGE = 2.0  # how much the standardised average over runs counts: the standard deviation of a fine scale
 _LEAST = 1e-3  # of the attention that a row keeps without a key
 
 
@@ -119,17 +121,12 @@ class TwoScale(Procedure):
     def needs(self, layer: int, depth: int) -> Needs:
         """F and O of all blocks, all attention with its gradient, and the tokens halfway up."""
         del layer
-        return (
-            self.own_needs(depth)
-            | self._every.needs(self._odds, depth)
-            | self._every.needs(self._hidden, depth)
-            | self._spread.needs(depth)
-            | Needs(tokens=frozenset({depth // 2}))
-        )
+        return self.fine_needs(depth) | self._spread.needs(depth) | Needs(tokens=frozenset({depth // 2}))
 
-    def own_needs(self, depth: int) -> Needs:
-        """What F needs."""
-        return self._every.needs(self._full, depth)
+    def fine_needs(self, depth: int) -> Needs:
+        """What F, O and H need."""
+        needs = (self._every.needs(each, depth) for each in (self._full, self._odds, self._hidden))
+        return reduce(or_, needs)
 
     def map(self, view: View) -> Tensor:
         """Both scales together."""
@@ -159,11 +156,15 @@ class TwoScale(Procedure):
 
 
 class Refined(TwoScale):
-    """z(c(F) + c(O) / 2 + c(H) + 2 z(D³ + I³) + 2 w R), D and I the orders in which patches go.
+    """z(2 z(M) + w R), M the fine scale averaged over runs with fewer and fewer patches.
+
+    Two series of runs begin with the whole image. In one the best part of the patches is dropped again and again, in
+    the other the worst, each time by the fine scale of the run before. The mean of the standardised fine scale of a
+    patch is taken over the runs of a series in which it is there, and M is the sum of both series.
 
     Args:
         region: w.
-        budget: how many passes it may cost in all; D and I drop as many equal parts of the patches.
+        budget: how many passes it may cost in all; a series drops as many equal parts of the patches.
     """
 
     runs_again = True
@@ -171,52 +172,47 @@ class Refined(TwoScale):
     def __init__(self, region: float, budget: int) -> None:
         super().__init__(region)
         if budget < 2:
-            raise MethodError("budget must be at least 2: one pass of the picture, and one without some patches")
+            raise MethodError("budget must be at least 2: one pass of the image, and one without some patches")
         self._budget = budget
         self.evaluations = 2 * (budget - 1)
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """Also gradients of runs of the picture without some patches."""
+        """Also gradients of runs of the image without some patches."""
         return super().needs(layer, depth) | Needs(gradients_again=True, picture=True)
 
     def map(self, view: View) -> Tensor:
-        """Both scales together, the fine one with the orders."""
-        own = self.own(view)
-        removed, left = (self.ranks(view, own, best_first=best_first) for best_first in (True, False))
-        orders = standardised(removed.pow(3) + left.pow(3))
-        return standardised(self.fine(view) + _ORDERS * (orders + self._region * self.regions(view)))
+        """Both scales together, the fine one averaged."""
+        fine = self.fine(view)
+        average = total(self.averaged(view, fine, best_first=best_first) for best_first in (True, False))
+        return standardised(_OF_AVERAGE * standardised(average) + self._region * self.regions(view))
 
-    def ranks(self, view: View, own: Tensor, *, best_first: bool) -> Tensor:
-        """When each patch goes while equal parts of the patches are dropped, (batch, patches), from 0 to 1.
-
-        After every part F is worked out anew, from a run of what is left. 1 is the patch that goes first where the best
-        go first, and the one that stays to the end where the worst do: it is important in both.
+    def averaged(self, view: View, fine: Tensor, *, best_first: bool) -> Tensor:
+        """The mean of the standardised fine scale while equal parts of the patches are dropped, (batch, patches).
 
         Args:
-            view: the run of the whole pictures.
-            own: F of the whole pictures.
+            view: the run of the whole images.
+            fine: their fine scale.
             best_first: whether the best or the worst patches are dropped first.
         """
-        batch, patches = own.shape
+        batch, patches = fine.shape
         steps = min(self._budget, patches)
-        kept, scores, gone = torch.arange(patches, device=own.device).expand(batch, -1), own, []
-        for step in range(steps):
-            if step:
-                scores = self.own_of_kept(view, kept)
+        kept, scores = torch.arange(patches, device=fine.device).expand(batch, -1), fine
+        summed, runs = standardised(fine), torch.ones_like(fine)
+        for step in range(1, steps):
             ranked = kept.gather(1, scores.argsort(dim=1, descending=best_first, stable=True))
-            count = (step + 1) * patches // steps - step * patches // steps
-            gone.append(ranked[:, :count])
-            kept = ranked[:, count:].sort(dim=1).values
-        places = torch.arange(patches, dtype=own.dtype, device=own.device).expand(batch, -1) / max(patches - 1, 1)
-        ranks = torch.empty_like(own).scatter_(1, torch.cat(gone, dim=1), places)
-        return 1 - ranks if best_first else ranks
+            dropped = step * patches // steps - (step - 1) * patches // steps
+            kept = ranked[:, dropped:].sort(dim=1).values
+            scores = self.fine_of_kept(view, kept)
+            summed = summed.scatter_add(1, kept, standardised(scores))
+            runs = runs.scatter_add(1, kept, torch.ones_like(scores))
+        return summed / runs
 
-    def own_of_kept(self, view: View, kept: Tensor) -> Tensor:
-        """F of a run without all patches but ``kept``, (batch, k), ascending in every row."""
-        needs = self.own_needs(view.depth)
+    def fine_of_kept(self, view: View, kept: Tensor) -> Tensor:
+        """The fine scale of a run without all patches but ``kept``, (batch, k), ascending in every row."""
+        needs = self.fine_needs(view.depth)
         with view.runner.record_kept(view.runner.images, kept, needs) as tape:
             found = {backward: tape.backward(backward, view.target, part) for backward, part in needs.gradients.items()}
-            return self.own(View(tape, found, view.target, view.runner))
+            return self.fine(View(tape, found, view.target, view.runner))
 
 
 RegionWeight = Annotated[float, "how much it counts whether a patch lies in a region that contributes; localisation"]
@@ -255,11 +251,11 @@ def refined(
     *,
     budget: Annotated[
         int,
-        "how many passes of the whole picture it may cost; patches are dropped in as many parts, the best and the "
+        "how many passes of the whole image it may cost; patches are dropped in as many parts, the best and the "
         "worst first",
         AtMost(1000),
     ] = 8,
     region: RegionWeight = 2.0,
 ) -> Refined:
-    """The same, with the patches ranked again and again while the best, or the worst, are dropped."""
+    """The same, averaged over runs in which the best, or the worst, patches are dropped."""
     return Refined(region, budget)
