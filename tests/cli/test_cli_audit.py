@@ -83,17 +83,20 @@ def test_the_program_killed_with_its_maps_and_with_its_tests_goes_on(folder, tmp
     arguments = [f"py/{model}:build", f"labelled:{folder}"]
     arguments += ["--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5", "--image-size", "32"]
     arguments += ["--method", "gae", "--threads", "1", "--shard-size", "2", "--photos", "6"]
+    program = [sys.executable, "-m", "vitreous", "audit", *arguments]
     broken, whole = tmp_path / "broken", tmp_path / "whole"
     for files in ("*/*.parquet", "*/tests/*.json"):
         before = len(list(broken.glob(files)))
-        process = start([sys.executable, "-m", "vitreous", "audit", *arguments, "--out", str(broken)])
+        process = start([*program, "--out", str(broken)])
         wait_for(lambda files=files, before=before: len(list(broken.glob(files))) > before, process)
         assert killed(process), "it was done before it was killed"
     assert not list(broken.glob("*/audit.*"))
     monkeypatch.setattr("vitreous.evaluation.engines._start", start_worker)  # as it does, without importing anew
-    for out, more in ((broken, ["--workers", "2"]), (whole, [])):
-        done = run(*arguments, "--out", out, *more)
-        assert done.exit_code == 0, done.output
+    resumed = run(*arguments, "--out", broken, "--workers", "2")
+    assert resumed.exit_code == 0, resumed.output
+    process = start([*program, "--out", str(whole)])
+    _, errors = process.communicate(240)
+    assert process.returncode == 0, errors
     reports = [{file.name: file.read_text() for file in out.glob("*/audit.*")} for out in (broken, whole)]
     assert reports[0]["audit.csv"] == reports[1]["audit.csv"]
     told = [json.loads(each["audit.json"]) for each in reports]

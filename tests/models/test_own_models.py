@@ -193,8 +193,8 @@ def test_the_cifar_model(shared):
     with torch.no_grad():
         predicted = loaded.model(loaded.preprocessing([sample.image for sample in samples])).argmax(dim=-1)
     right = sum(int(answer) == sample.label for answer, sample in zip(predicted, samples, strict=True))
-    # Measured: 146 of these 200 (690 of all 1000; 71.7% are said of it). No photo is so undecided that rounding
-    # tips it: the two largest logits differ by 0.026 at least.
+    # Measured: 146 of these 200 (690 of all 1000; 71.7% are said of it). Rounding tips no photo: the two largest logits
+    # differ by 0.026 at least.
     assert right == 146
     explanation = vitreous.explain(loaded, [samples[0].image], ["tokentm", "gradtoken", "decompx.skipplus"])
     assert all(scores.isfinite().all() for scores in explanation.scores.values())
