@@ -263,7 +263,7 @@ class ImageTab(TabController):
     async def trust(
         self, request: gr.Request, asked: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
     ) -> Updates:
-        """Measure what the maps shown are worth."""
+        """Measure how reliable the maps shown are."""
 
         def make() -> Task:
             arguments = _chosen(photo), read_image_controls(asked, second).request
@@ -434,7 +434,7 @@ class ImageTab(TabController):
         return self._send(view)
 
     def _send(self, values: dict[str, Any]) -> Updates:
-        """Give the page's scripts an answer, as text: Gradio would compare dictionaries part by part.
+        """Return the page's scripts an answer, as text: Gradio would compare dictionaries part by part.
 
         The number makes the same maps another answer.
         """
