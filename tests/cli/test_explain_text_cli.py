@@ -111,6 +111,35 @@ def test_a_page_is_written_and_a_text_is_read_from_standard_input(model, tmp_pat
     assert "very good story" in result.stdout
 
 
+def test_a_report_has_a_summary_contents_meanings_and_its_command(model, tmp_path):
+    file = tmp_path / "report.html"
+    texts = (
+        "very good story",
+        "a film that is much longer than the sixty characters that a list of contents has room for",
+    )
+    result = run(*texts, "--model", model, "--method", "gae", "--report", str(file))
+    assert result.exit_code == 0, result.output
+    page = file.read_text(encoding="utf-8")
+    assert "2 texts explained by gae, model " in page
+    places = [
+        page.index(mark) for mark in ('href="#text-2">a film', 'id="text-2"', "What the methods mean", "<pre>vitreous")
+    ]
+    assert places == sorted(places)
+    assert "…</a>" in page
+
+
+def test_words_of_one_score_are_said_to_be_so(model, tmp_path, registry):
+    (tmp_path / "flat.py").write_text(NAN.replace("nanny", "flat").replace("nan", "0.5"))
+    file = tmp_path / "report.html"
+    result = run(
+        TEXT, "--model", model, "--method", "flat", "--report", str(file), "--plugin", str(tmp_path / "flat.py")
+    )
+    assert result.exit_code == 0, result.output
+    for shown in (result.stdout, file.read_text(encoding="utf-8")):
+        assert shown.count("All words have the same score: nothing is coloured.") == 1
+    assert "strongest" not in result.stdout
+
+
 def test_long_texts_are_cut_with_a_line_on_standard_error_or_explained_in_windows(model):
     long = " ".join(["good film"] * 30)
     cut = run(long, "--model", model, "--method", "ixg", "--json")

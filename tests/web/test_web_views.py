@@ -108,7 +108,7 @@ def test_trust_is_that_of_the_library_and_kept(service, visit, photo):
     assert service.measure_trust(visit, request, Job()) is found
     assert service.images_run == runs
     card = trust_of(found)
-    assert card["sentence"].startswith("Trust: ")
+    assert found.sentence == f"Trust: {card['verdict']}. {card['sentence']}"
     assert {name: value for name, value, _ in card["figures"]}["Random orders beaten"].endswith(" of 20")
 
 

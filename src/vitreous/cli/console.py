@@ -273,7 +273,7 @@ def print_warning(text: str, console: Console | None = None) -> None:
 
 
 def shows_pictures(console: Console) -> bool:
-    """Say whether a console is a terminal with enough colours for pictures."""
+    """Return whether a console is a terminal with enough colours for pictures."""
     return console.is_terminal and not console.no_color and console.color_system in {"truecolor", "256"}
 
 

@@ -119,7 +119,7 @@ def explain(
     trust: Annotated[
         bool,
         typer.Option(
-            "--trust", help="Measure what the maps are worth, by removing patches; costs some seven forward passes."
+            "--trust", help="Measure how reliable the maps are, by removing patches; costs some seven forward passes."
         ),
     ] = False,
     recursive: Annotated[

@@ -170,7 +170,7 @@ class Axis:
     marks: Sequence[float]
 
     def part(self, value: float) -> float:
-        """Give the position of a value: 0 at the first end, 1 at the last one."""
+        """Return the position of a value: 0 at the first end, 1 at the last one."""
         first, last = self.ends
         return (value - first) / ((last - first) or 1)
 
@@ -236,20 +236,20 @@ def line_chart(lines: Sequence[Line], *, title: str, across: Axis, up: Axis, ban
 
 
 def line_attributes(number: int) -> dict[str, str]:
-    """Give the colour and the dashes of a line by its number, as SVG attributes."""
+    """Return the colour and the dashes of a line by its number, as SVG attributes."""
     colour, dash = line_style(number, _COLOURS, _DASHES)
     return {"stroke": colour, **({"stroke-dasharray": dash} if dash else {})}
 
 
 def _outline(band: Band, across: Axis, up: Axis) -> str:
-    """Give the corners of a band: along its lower side, and back along the upper one."""
+    """Return the corners of a band: along its lower side, and back along the upper one."""
     places = list(band.across)
     corners = [*zip(places, band.low, strict=True), *reversed(list(zip(places, band.high, strict=True)))]
     return " ".join(f"{_x(across, place):.1f},{_y(up, value):.1f}" for place, value in corners)
 
 
 def _runs(line: Line, across: Axis, up: Axis) -> list[str]:
-    """Give the points of a line, split where a value is missing."""
+    """Return the points of a line, split where a value is missing."""
     runs: list[list[str]] = [[]]
     for place, value in zip(line.across, line.values, strict=True):
         if math.isfinite(value):

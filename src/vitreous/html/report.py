@@ -149,7 +149,7 @@ def report_file(path: Path, command: str, methods: Sequence[str]) -> Iterator[Re
         report = ReportFile(stream, sections, command, methods)
         yield report
         if not report.photos:
-            raise _NoPhoto  # an earlier report is worth more than an empty one
+            raise _NoPhoto  # keeps an earlier report
 
 
 @register_view(Explanation, "report")
@@ -159,7 +159,7 @@ def write_report(explanation: Explanation, path: Path, trusts: Sequence[Trust] =
     Args:
         explanation: Of one or more images.
         path: The file.
-        trusts: What the maps of each image are worth, if that was measured.
+        trusts: How reliable the maps of each image are, if that was measured.
 
     Raises:
         StorageError: The file cannot be written.
@@ -195,7 +195,7 @@ _OF_CLASSES = "there are no curves: they follow the probability of a class, and 
 
 
 def has_curves(explanation: Explanation) -> bool:
-    """Tell whether perturbation curves can be measured: they follow the probability of a class."""
+    """Return whether perturbation curves can be measured: they follow the probability of a class."""
     return explanation.scale != "value" and not explanation.targets
 
 
@@ -215,7 +215,7 @@ def photo_section(
         photo: The photo before preprocessing; by default the explanation's own image.
         explanation: The explanation of this photo alone.
         measured: The curves for each explained class, in their order; empty if there are none.
-        trust: What the maps are worth, where that was measured.
+        trust: How reliable the maps are, where that was measured.
         anchor: What the contents refer to.
     """
     base = BaseImage.of(explanation, 0, photo).fitted(_PICTURE, _PICTURE)

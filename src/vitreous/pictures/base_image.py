@@ -99,7 +99,7 @@ class BaseImage:
         return replace(self, photo=photo, frame=self.frame.scaled((new_height, new_width)), mask=mask)
 
     def cropped(self) -> BaseImage:
-        """Give the part of the photo that the model saw."""
+        """Return the part of the photo that the model saw."""
         rows, columns = self.frame.rows, self.frame.columns
         if (rows.stop - rows.start, columns.stop - columns.start) == (self.photo.height, self.photo.width):
             return self
@@ -191,14 +191,14 @@ class BaseImage:
         return self.outlined(page)
 
     def dimmed(self) -> Image.Image:
-        """Give the photo in darker colours."""
+        """Return the photo in darker colours."""
         # A table of 256 values instead of arithmetic on every pixel: photos may be large.
         table = np.rint(np.arange(256) * _DIM).astype(int).tolist()
         return self.photo.convert("RGB").point(table * 3)
 
 
 def _edge(inside: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
-    """Give the pixels that have others of the other kind at most so many pixels away, down or across."""
+    """Return the pixels that have others of the other kind at most so many pixels away, down or across."""
     edge = np.zeros_like(inside)
     for axis in (0, 1):
         for distance in range(1, reach + 1):

@@ -97,7 +97,7 @@ def draw_lines(draw: ImageDraw.ImageDraw, position: tuple[int, int], lines: list
 
 
 def line_height(style: Font) -> int:
-    """Give the distance between two lines of text."""
+    """Return the distance between two lines of text."""
     return round(style.size * 1.3)
 
 
@@ -171,7 +171,7 @@ class Canvas:
         from matplotlib.figure import Figure  # noqa: PLC0415  # slow to import, and scores can be had without pictures
 
         self.style = style or PageStyle()
-        # A page whose width was asked for has exactly that; others have whole pixels at scale 1.
+        # A page with a requested width has exactly that; others have whole pixels at scale 1.
         self.width = math.ceil(width) if self.style.width is None else width
         self.height = math.ceil(height)
         most = math.sqrt(_MOST_PIXELS / (self.width * self.height))
@@ -307,5 +307,5 @@ class Bar:
 
 
 def bar_height(style: PageStyle) -> float:
-    """Give the height of a colour bar with its marks."""
+    """Return the height of a colour bar with its marks."""
     return style.bar + 1 + line_height(style.font(style.note))

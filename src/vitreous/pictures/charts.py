@@ -136,7 +136,7 @@ def panels_figure(
 
 
 def heading_height(caption: str, style: PageStyle, width: float) -> float:
-    """Give the height of a page's heading."""
+    """Return the height of a page's heading."""
     if not caption:
         return 0.0
     letters = style.font(style.title, bold=True)

@@ -179,12 +179,12 @@ def layer_curves(
 
 
 def areas(fractions: Floats, values: Floats) -> Floats:
-    """Give the area under every curve (images, fractions); see ``vitreous.pictures.curves.area``."""
+    """Return the area under every curve (images, fractions); see ``vitreous.pictures.curves.area``."""
     return np.array([area(fractions, row) for row in values])
 
 
 def mean_band(values: Floats) -> tuple[Floats, Floats, Floats]:
-    """Give the mean of (images, points) and the ends of its 95% interval by the normal distribution.
+    """Return the mean of (images, points) and the ends of its 95% interval by the normal distribution.
 
     Points that are missing in an image do not count; the interval of a single image is its value.
     """

@@ -92,7 +92,7 @@ def depth_strip(model: Model, image: Images, method: str, target: AnyTarget = No
 
 
 def depth_spellings(method: str, depth: int) -> dict[int, str]:
-    """Give the spellings of a method by how many blocks they aggregate, in a model of ``depth`` blocks.
+    """Return the spellings of a method by how many blocks they aggregate, in a model of ``depth`` blocks.
 
     A rollout multiplies its lowest blocks, 1 to all of them; gradtoken propagates its map through the blocks below the
     last one, 0 to all of them.
@@ -136,7 +136,7 @@ def start_layer_strip(model: Model, image: Images, method: str, target: AnyTarge
 
 
 def start_layer_spellings(method: str, depth: int) -> dict[int, str]:
-    """Give the spellings of a method by their first block, in a model of ``depth`` blocks.
+    """Return the spellings of a method by their first block, in a model of ``depth`` blocks.
 
     A rollout stays one; every other method is summed over blocks (PLUS).
     """

@@ -86,7 +86,7 @@ class PageStyle:
         return font_properties(size, bold=bold, family=self.family)
 
     def tile(self, wanted: float, across: int) -> float:
-        """Width of a tile when so many stand side by side; the wanted width where the page may be as wide as that."""
+        """Return the width of one of so many tiles in a row; the requested one if the page has no fixed width."""
         if self.inner is None:
             return wanted
         return max(1.0, (self.inner - (across - 1) * self.gap) / across)
@@ -140,7 +140,7 @@ def inches(width: str | float) -> float:
 
 
 def check_dpi(dpi: int | None) -> int:
-    """Give the resolution, 300 by default.
+    """Return the resolution, 300 by default.
 
     Raises:
         InputError: No file has that resolution.
@@ -317,18 +317,18 @@ def overlay(
 
 
 def strongest_word_colour(strength: float, *, signed: bool) -> RGB:
-    """Give the colour of the strongest word score of the same sign."""
+    """Return the colour of the strongest word score of the same sign."""
     return _WORD_UNSIGNED if not signed else _WORD_FOR if strength > 0 else _WORD_AGAINST
 
 
 def word_colour(strength: float, *, signed: bool) -> str:
-    """Give the CSS colour behind a word whose score is scaled for display: the strongest colour mixed with white."""
+    """Return the CSS colour behind a word whose score is scaled for display: the strongest colour mixed with white."""
     part = min(1.0, abs(strength))
     mixed = (round(255 + (channel - 255) * part) for channel in strongest_word_colour(strength, signed=signed))
     return "#{:02x}{:02x}{:02x}".format(*mixed)
 
 
 def line_style(number: int, colours: Sequence[str], dashes: Sequence[str]) -> tuple[str, str]:
-    """Give the colour and the dashes of a chart line; where colours repeat, the dashes differ."""
+    """Return the colour and the dashes of a chart line; where colours repeat, the dashes differ."""
     turn, place = divmod(number, len(colours))
     return colours[place], dashes[(turn + place) % len(dashes)]

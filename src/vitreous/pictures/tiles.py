@@ -242,7 +242,7 @@ def fit(image: Image.Image, tile: float) -> tuple[float, float]:
 
 
 def prepare(base: BaseImage, look: Look, style: PageStyle, tile: float) -> BaseImage:
-    """Give the base image of a tile: the model's crop unless there is context, at least in the photo's resolution.
+    """Return the base image of a tile: the model's crop unless there is context, at least in the photo's resolution.
 
     A tile has at least as many pixels per inch as the page, so photos that are smaller are enlarged.
     """
@@ -313,7 +313,7 @@ class MapPainter:
         return Tile(picture, caption, bar)
 
     def legend(self) -> list[Bar]:
-        """Give the colour bars that the maps drawn so far share; none where each has its own."""
+        """Return the colour bars that the maps drawn so far share; none where each has its own."""
         if not self.shared or self.bars:
             return []
         return [
@@ -329,7 +329,7 @@ class MapPainter:
 
 
 def find_span(scores: Tensor, *, signed: bool, from_zero: bool = True) -> tuple[float, float]:
-    """Give the smallest and the largest value of a colour scale for maps of these scores."""
+    """Return the smallest and the largest value of a colour scale for maps of these scores."""
     low, high = colour_range(*scores.aminmax(), signed=signed, from_zero=from_zero)
     return float(low), float(high)
 
@@ -353,7 +353,7 @@ def short_number(value: float) -> str:
 
 
 def own_pixels(base: BaseImage, tile: float, look: Look) -> float | None:
-    """Give the scale of a PNG that keeps all pixels of a large photo; ``None`` where its resolution was asked for."""
+    """Return the scale of a PNG that keeps all pixels of a large photo; ``None`` if the resolution was requested."""
     if look.dpi is not None:
         return None
     return max(base.photo.width / fit(base.photo, tile)[0], 300 / UNITS_PER_INCH)

@@ -86,7 +86,7 @@ class Explained(BaseModel):
         predictions: The most probable classes, the most probable first.
         warning: Says that no class fits; empty otherwise.
         maps: A map for every target and method.
-        trust: What the maps of the first class are worth, if that was asked for; see docs/trust.md.
+        trust: How reliable the maps of the first class are, if requested; see docs/trust.md.
         seconds: How long the model ran; 0 for results that were cached.
     """
 
@@ -158,7 +158,7 @@ def build_api(service: ImageService, folder: Path) -> FastAPI:
         ] = "[]",
         model: Annotated[str, Form(description="The model; empty for that of the server.")] = "",
         depth: Annotated[int | None, Form(description="How many blocks are aggregated; all by default.")] = None,
-        trust: Annotated[bool, Form(description="Also measure what the maps are worth.")] = False,  # noqa: FBT002
+        trust: Annotated[bool, Form(description="Also measure how reliable the maps are.")] = False,  # noqa: FBT002
     ) -> Explained:
         """Explain an image: the prediction, and the raw scores of every method for every target."""
         unknown = [name for name in await request.form() if name not in _FIELDS]

@@ -121,7 +121,7 @@ class ImageService:
         return results
 
     def measure_trust(self, photo: ImageInput, request: ExplainRequest, job: Job) -> Trust:
-        """Measure what the maps of the first class are worth."""
+        """Measure how reliable the maps of the first class are."""
         results = self.explain(photo, request, job)
         model = self.models.get(photo.model)
         target, methods = trusted(results, request)

@@ -27,7 +27,7 @@ from vitreous.web.views import RECOMMENDED, trust_of, view_of
 
 _NO_IMAGE = "Choose a photo first."
 _LIKELY_AT_FIRST = 2  # classes that the opening example shows
-_ASK = "(asked, ...others) => [window.vitreous.request(), ...others]"
+_ASK = "(query, ...others) => [window.vitreous.request(), ...others]"
 OPENING = ExplainRequest(RECOMMENDED, likely=_LIKELY_AT_FIRST)
 
 
@@ -46,14 +46,14 @@ class ImageControls:
     command: dict[str, Any] = field(default_factory=dict)
 
 
-def read_image_controls(asked: str | None, second: Upload | None = None) -> ImageControls:
+def read_image_controls(query: str | None, second: Upload | None = None) -> ImageControls:
     """Parse and check a request of the page's scripts.
 
     Raises:
         InputError: it is not one.
     """
     try:
-        values = json.loads(asked or "")
+        values = json.loads(query or "")
         drawn = values.get("settings") or {}
         settings = DisplaySettings(
             float(drawn["opacity"]), drawn["sign"], float(drawn["threshold"]), bool(drawn["smooth"])
@@ -98,7 +98,7 @@ class ImageTab(TabController):
     def connect(self, page: Any) -> None:
         """Attach the events to the components."""
         parts, pending = self.parts, self.parts.pending
-        asked = {**SHARED_OPTIONS, "js": _ASK}
+        with_query = {**SHARED_OPTIONS, "js": _ASK}
         state = [parts.status, parts.stop]
         opened = [parts.photo, parts.model, parts.view, parts.block, parts.picture, parts.rows, parts.curves]
         opened += [parts.row, parts.column, parts.upload]
@@ -114,21 +114,25 @@ class ImageTab(TabController):
 
         session, maps = parts.session(), [*state, pending["maps"]]
         inputs, outputs = [*session, pending["maps"], parts.model], [*maps, *opened]
-        page.load(self.open_first, inputs, outputs, **asked)
-        parts.open.click(self.open_example, inputs, outputs, api_name="open", **asked)
-        parts.upload.upload(self.open_upload, [*inputs, parts.upload], outputs, api_name="upload", **asked)
-        parts.model.change(self.change_model, inputs, outputs, **asked)
+        page.load(self.open_first, inputs, outputs, **with_query)
+        parts.open.click(self.open_example, inputs, outputs, api_name="open", **with_query)
+        parts.upload.upload(self.open_upload, [*inputs, parts.upload], outputs, api_name="upload", **with_query)
+        parts.model.change(self.change_model, inputs, outputs, **with_query)
         shown = [*maps, parts.view, parts.model]
-        parts.show.click(self.show, [*session, pending["maps"]], shown, api_name="show", **asked)
+        parts.show.click(self.show, [*session, pending["maps"]], shown, api_name="show", **with_query)
         parts.second_upload.upload(
             self.open_second,
             [*session, pending["maps"], parts.second_upload],
             [*shown, parts.second],
             api_name="second",
-            **asked,
+            **with_query,
         )
         parts.trust.click(
-            self.trust, [*session, pending["trust"]], [*state, pending["trust"], parts.view], api_name="trust", **asked
+            self.trust,
+            [*session, pending["trust"]],
+            [*state, pending["trust"], parts.view],
+            api_name="trust",
+            **with_query,
         )
 
         rows = [*state, pending["rows"], *drawn]
@@ -138,11 +142,11 @@ class ImageTab(TabController):
         parts.block.input(self.show_patch, patch, rows, **{**SHARED_OPTIONS, "trigger_mode": "always_last"})
 
         curves = [*state, pending["curves"], parts.curves]
-        parts.measure.click(self.measure, [*session, pending["curves"]], curves, api_name="measure", **asked)
+        parts.measure.click(self.measure, [*session, pending["curves"]], curves, api_name="measure", **with_query)
         files = [*state, pending["download"], parts.download]
         for button, kind in ((parts.png, "png"), (parts.npz, "npz"), (parts.report, "report")):
             save = getattr(self, f"save_{kind}")
-            button.click(save, [*session, pending["download"]], files, **asked)
+            button.click(save, [*session, pending["download"]], files, **with_query)
         parts.stop.click(
             self.stop, parts.photo, [*state, parts.model, parts.view], queue=False, cancels=runs, **SHARED_OPTIONS
         )
@@ -150,7 +154,7 @@ class ImageTab(TabController):
     async def open_first(
         self,
         request: gr.Request,
-        asked: str,
+        query: str,
         photo: ImageInput | None,
         second: Upload | None,
         previous: Task | None,
@@ -160,22 +164,22 @@ class ImageTab(TabController):
         if photo is not None or not self.examples:
             return unchanged()
         return await self._open(
-            self.examples[0].path, previous, model, (asked, photo, second), request, _LIKELY_AT_FIRST
+            self.examples[0].path, previous, model, (query, photo, second), request, _LIKELY_AT_FIRST
         )
 
     async def open_example(
         self,
         request: gr.Request,
-        asked: str,
+        query: str,
         photo: ImageInput | None,
         second: Upload | None,
         previous: Task | None,
         model: str,
     ) -> Updates:
         """Explain an example image, or the same image with another model."""
-        session = (asked, photo, second)
+        session = (query, photo, second)
         try:
-            command = read_image_controls(asked, second).command
+            command = read_image_controls(query, second).command
         except InputError:
             command = {}
         number = command.get("example")
@@ -188,7 +192,7 @@ class ImageTab(TabController):
     async def open_upload(
         self,
         request: gr.Request,
-        asked: str,
+        query: str,
         photo: ImageInput | None,
         second: Upload | None,
         previous: Task | None,
@@ -198,12 +202,12 @@ class ImageTab(TabController):
         """Explain an uploaded image."""
         if path is None:
             return unchanged()
-        return await self._open(path, previous, model, (asked, photo, second), request)
+        return await self._open(path, previous, model, (query, photo, second), request)
 
     async def change_model(
         self,
         request: gr.Request,
-        asked: str,
+        query: str,
         photo: ImageInput | None,
         second: Upload | None,
         previous: Task | None,
@@ -213,7 +217,7 @@ class ImageTab(TabController):
         if model == (self.service.models.default if photo is None else photo.model):
             return unchanged()  # the choice was put back
         if photo is not None:
-            session = (asked, photo, second)
+            session = (query, photo, second)
             return await self._open(photo.upload.path, previous, model, session, request, name=photo.upload.name)
 
         def check() -> Updates:
@@ -223,12 +227,12 @@ class ImageTab(TabController):
         return await self.begin("maps", previous, check, request, partial(self._restore, None))
 
     async def show(
-        self, request: gr.Request, asked: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
+        self, request: gr.Request, query: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
     ) -> Updates:
         """Show the requested maps."""
 
         def make() -> Task:
-            chosen, wanted = _chosen(photo), read_image_controls(asked, second).request
+            chosen, wanted = _chosen(photo), read_image_controls(query, second).request
             return self._explain_task(chosen, wanted, partial(self._show_maps, chosen, wanted))
 
         return await self.begin("maps", previous, make, request, partial(self._restore, photo))
@@ -236,7 +240,7 @@ class ImageTab(TabController):
     async def open_second(
         self,
         request: gr.Request,
-        asked: str,
+        query: str,
         photo: ImageInput | None,
         second: Upload | None,
         previous: Task | None,
@@ -249,7 +253,7 @@ class ImageTab(TabController):
         def make() -> Task:
             chosen = _chosen(photo)
             other = self.service.read(path, Path(path).name, chosen.model).upload
-            wanted = read_image_controls(asked, second).request
+            wanted = read_image_controls(query, second).request
             classes = tuple(one for one in wanted.targets if not isinstance(one, SimilarTarget))
             wanted = replace(wanted, targets=(*classes[:1], SimilarTarget(other)))
 
@@ -261,12 +265,12 @@ class ImageTab(TabController):
         return await self.begin("maps", previous, make, request, partial(self._restore, photo))
 
     async def trust(
-        self, request: gr.Request, asked: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
+        self, request: gr.Request, query: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
     ) -> Updates:
-        """Measure what the maps shown are worth."""
+        """Measure how reliable the maps shown are."""
 
         def make() -> Task:
-            arguments = _chosen(photo), read_image_controls(asked, second).request
+            arguments = _chosen(photo), read_image_controls(query, second).request
 
             def show(found: Any, seconds: float | None) -> Updates:
                 return self._send({"trust": trust_of(found)}) | self.done(seconds)
@@ -317,38 +321,38 @@ class ImageTab(TabController):
         return await self.begin("rows", previous, make, request)
 
     async def measure(
-        self, request: gr.Request, asked: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
+        self, request: gr.Request, query: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
     ) -> Updates:
         """Measure the curves of the maps shown."""
 
         def make() -> Task:
-            wanted = read_image_controls(asked, second).request
+            wanted = read_image_controls(query, second).request
             return Task(partial(self.service.curves, _chosen(photo), wanted), partial(self._show_curves, wanted))
 
         return await self.begin("curves", previous, make, request)
 
     async def save_png(
-        self, request: gr.Request, asked: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
+        self, request: gr.Request, query: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
     ) -> Updates:
         """Download the maps as a picture."""
 
         def save(results: ImageResults, chosen: ImageInput, controls: ImageControls) -> Path:
             return rendering.save_png(results, chosen, controls.request, controls.settings, self.new_folder())
 
-        return await self._save(self.service.explain, save, previous, (asked, photo, second), request)
+        return await self._save(self.service.explain, save, previous, (query, photo, second), request)
 
     async def save_npz(
-        self, request: gr.Request, asked: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
+        self, request: gr.Request, query: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
     ) -> Updates:
         """Download the scores."""
 
         def save(results: ImageResults, chosen: ImageInput, controls: ImageControls) -> Path:
             return rendering.save_npz(results, chosen, controls.request, self.new_folder())
 
-        return await self._save(self.service.explain, save, previous, (asked, photo, second), request)
+        return await self._save(self.service.explain, save, previous, (query, photo, second), request)
 
     async def save_report(
-        self, request: gr.Request, asked: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
+        self, request: gr.Request, query: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
     ) -> Updates:
         """Download a report."""
 
@@ -356,7 +360,7 @@ class ImageTab(TabController):
             results, curves = measured
             return rendering.save_report(results, chosen, controls.request, curves, self.new_folder())
 
-        return await self._save(self.service.curves, save, previous, (asked, photo, second), request)
+        return await self._save(self.service.curves, save, previous, (query, photo, second), request)
 
     def stop(self, request: gr.Request, photo: ImageInput | None) -> Updates:
         """Stop the session's job; the maps shown are those of the model before it."""
@@ -374,13 +378,13 @@ class ImageTab(TabController):
         *,
         name: str | None = None,
     ) -> Updates:
-        asked, before, second = session
+        query, before, second = session
 
         def make() -> Task:
             self.service.models.check(str(model or ""))
             photo = self.service.read(path, name or Path(path).name, model)
             # Targets belong to another image or model, and the depth to another model.
-            wanted = replace(read_image_controls(asked, second).request, targets=(), depth=None, likely=likely)
+            wanted = replace(read_image_controls(query, second).request, targets=(), depth=None, likely=likely)
             return self._explain_task(photo, wanted, partial(self._show_image, photo, wanted))
 
         def restore(error: Exception) -> Updates:
@@ -397,10 +401,10 @@ class ImageTab(TabController):
         session: tuple[str, ImageInput | None, Upload | None],
         request: gr.Request,
     ) -> Updates:
-        asked, photo, second = session
+        query, photo, second = session
 
         def make() -> Task:
-            chosen, controls = _chosen(photo), read_image_controls(asked, second)
+            chosen, controls = _chosen(photo), read_image_controls(query, second)
 
             def show(result: Any, _seconds: float | None) -> Updates:
                 return self.file_ready(self.parts.download, save(result, chosen, controls))
@@ -434,7 +438,7 @@ class ImageTab(TabController):
         return self._send(view)
 
     def _send(self, values: dict[str, Any]) -> Updates:
-        """Give the page's scripts an answer, as text: Gradio would compare dictionaries part by part.
+        """Return the page's scripts an answer, as text: Gradio would compare dictionaries part by part.
 
         The number makes the same maps another answer.
         """

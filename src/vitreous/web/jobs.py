@@ -89,7 +89,7 @@ class Job:
         throughput: The speed of the model.
         measures_speed: Whether a method runs that passes many inputs through the model; only its passes tell the
             speed, because they are batched and recorded as that method does.
-        cancelled_by: Who cancelled the job, where the canceller said so.
+        cancelled_by: Who cancelled the job, if known.
     """
 
     stage: str = "waiting"

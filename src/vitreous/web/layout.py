@@ -34,14 +34,14 @@ class ImageComponents:
     """The components of the image tab.
 
     ``photo`` is the session's ``ImageInput`` and ``second`` the upload that it is compared with; ``pending`` holds, for
-    each panel, the task whose result it will show. ``asked`` carries the requests of the page's scripts, which press
+    each panel, the task whose result it will show. ``query`` carries the requests of the page's scripts, which press
     the hidden buttons ``open``, ``show`` and ``trust``; ``view`` carries the answers.
     """
 
     photo: Any
     second: Any
     pending: dict[str, Any]
-    asked: Any
+    query: Any
     open: Any
     show: Any
     trust: Any
@@ -66,7 +66,7 @@ class ImageComponents:
 
     def session(self) -> list[Any]:
         """Inputs of every event that needs a request: its text, the photo and the second one."""
-        return [self.asked, self.photo, self.second]
+        return [self.query, self.photo, self.second]
 
 
 def build_image_tab(models: Sequence[str]) -> ImageComponents:
@@ -180,7 +180,7 @@ def _maps() -> dict[str, Any]:
     return {
         "status": status,
         "stop": stop,
-        "asked": gr.Textbox(visible="hidden", elem_id="vitreous-asked"),
+        "query": gr.Textbox(visible="hidden", elem_id="vitreous-query"),
         "view": gr.HTML(None, html_template="<span></span>", js_on_load=_RECEIVE, elem_id="vitreous-view"),
     } | buttons
 

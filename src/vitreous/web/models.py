@@ -23,7 +23,7 @@ from vitreous.models.hf_models import DEMO_TEXT, LoadedTextModel, load_text_mode
 
 _MAX_LOADED = 2  # besides the default model
 PROMPT_MODEL = "demo-clip"  # the model of images and texts that works offline
-# What a model of images and texts is asked for at first; any other text can be given as a prompt.
+# The first prompts of a model of images and texts; users can write any other.
 COMMON_NAMES = (
     "cat", "dog", "bird", "horse", "fish", "bear", "butterfly", "person", "flower", "tree", "cup of coffee", "pizza",
     "car", "bus", "bicycle", "boat", "airplane", "rocket", "building", "chair", "computer", "book", "mountain", "beach",

@@ -356,7 +356,7 @@ class ImageResults(ResultCache[Explanation]):
         depth: The number of blocks of the model.
         rows: Attention rows by block.
         curves: Deletion and insertion curves by method and class.
-        trust: What maps are worth, by methods and class.
+        trust: How reliable maps are, by methods and class.
         by: Whether curves remove patches or pixels.
     """
 

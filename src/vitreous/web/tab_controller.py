@@ -188,7 +188,7 @@ class TabController:
         )
 
     async def _progress(self, job: Job, session: str) -> AsyncIterator[str]:
-        """Give the progress of a job until it ends, and cancel it if the client has disconnected."""
+        """Return the progress of a job until it ends, and cancel it if the client has disconnected."""
         future = asyncio.wrap_future(job.future)
         shown = ""
         try:

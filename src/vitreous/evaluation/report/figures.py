@@ -390,7 +390,7 @@ def results_figure(
 def metric_values(
     table: ResultTable, methods: Sequence[str] | None = None, metrics: Sequence[str] | None = None
 ) -> list[MetricValues]:
-    """Give what charts show of a table: shares in percent, as in tables."""
+    """Return what charts show of a table: shares in percent, as in tables."""
     known = [metric.name for metric in table.metrics]
     for name in metrics or ():
         if name not in known:

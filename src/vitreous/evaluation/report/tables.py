@@ -98,7 +98,7 @@ class ResultTable:
         return next((one for one in self.estimates if (one.method, one.metric) == (method, metric)), None)
 
     def best(self, metric: Metric) -> float | None:
-        """Give the best mean of a metric, None where no direction is better or nothing was measured.
+        """Return the best mean of a metric, None where no direction is better or nothing was measured.
 
         Controls and ceilings do not count.
         """
@@ -112,13 +112,13 @@ class ResultTable:
         return max(means) if metric.direction == "higher" else min(means)
 
     def is_best(self, estimate: Estimate, metric: Metric) -> bool:
-        """Say whether a number is the best of its column; equal ones are, whatever order they were summed in."""
+        """Return whether a number is the best of its column; equal ones are, whatever order they were summed in."""
         best = None if is_control(estimate.method) else self.best(metric)
         return best is not None and math.isclose(estimate.mean, best, rel_tol=EQUAL)
 
 
 def row_kind(spelling: str) -> str:
-    """Say whether a row is a ``method``, a ``control`` or a ``ceiling``."""
+    """Return whether a row is a ``method``, a ``control`` or a ``ceiling``."""
     return method_info(re.split(r"[.:]", spelling, maxsplit=1)[0]).family if is_control(spelling) else "method"
 
 
@@ -228,12 +228,12 @@ def _p_value_rows(table: ResultTable) -> tuple[list[str], list[list[str]]] | Non
 
 
 def as_rows(table: ResultTable) -> list[dict[str, Any]]:
-    """Give own results as JSON values, one row per method and metric; a number that does not exist is None."""
+    """Return own results as JSON values, one row per method and metric; a number that does not exist is None."""
     return [_own_row(table, estimate) for method in table.methods for estimate in _of_method(table, method)]
 
 
 def published_as_rows(table: ResultTable) -> list[dict[str, Any]]:
-    """Give others' results as JSON values."""
+    """Return others' results as JSON values."""
     names = ("method", "model", "data", "paper", "metric", "value")
     return [{name: getattr(result, name) for name in names} for result in table.published]
 
@@ -295,7 +295,7 @@ def cell_of(
 
 
 def is_tied(table: ResultTable, method: str, metric: Metric) -> bool:
-    """Say whether a paired test does not tell a method apart from the one with the best mean."""
+    """Return whether a paired test does not tell a method apart from the one with the best mean."""
     return method in table.tied.get(metric.name, ())
 
 
