@@ -4,7 +4,8 @@
 
 The zoo has every model of vit-pytorch, settings of x-transformers, the ViTs of MONAI, kornia and self-attention-cv,
 one model of every transformer-like family of timm, torchvision's, transformers' image classifiers, one small ViT in
-many spellings, and own-written models in many hands. All of it takes some five minutes of one idle processor;
+many spellings, own-written models in many hands, and 3-D models of volumes and clips. All of it takes some five minutes
+of one idle processor;
 ``--resume`` goes on where a run was stopped.
 
 A model is served fully, partly, or not at all (refused: only errors of vitreous; crashed: any other exception). Models
@@ -29,7 +30,7 @@ from vitreous.errors import RefusedMethodsError, VitreousError
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
 
-from zoo import ENTRIES, OWN_WRITTEN, Entry  # noqa: E402
+from zoo import ENTRIES, OWN_WRITTEN, VOLUMES, Entry  # noqa: E402
 
 MAIN = ("tokentm", "gradtoken", "decompx.skipplus", "gae", "ixg", "gradcam", "rise:budget=4")
 METHODS = (
@@ -143,7 +144,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     rows: dict[str, Row] = {row.name: row for row in (kept_rows(given.json) if given.json and given.resume else ())}
     print(f"         {' '.join(MAIN)}")
-    entries = [*ENTRIES, *OWN_WRITTEN]
+    entries = [*ENTRIES, *OWN_WRITTEN, *VOLUMES]
     for entry in entries:
         if entry.name not in rows and any(part in entry.name for part in given.only):
             rows[entry.name] = row_of(entry, METHODS)

@@ -30,6 +30,7 @@ PACKAGES = {
     "transformers": "transformers",
     "spellings": "one small ViT in many spellings",
     "own": "own-written ViTs",
+    "volumes": "volumes and clips (3-D models)",
 }
 
 

@@ -7,9 +7,12 @@ import torch
 from checks import CLASSES, DEPTH, Family, FamilyChecks, randomised
 from hooked import logits_of
 from test_plain_encoder import WIDTH, EncoderViT
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import vitreous
+from literal.forward import run
+from literal.gradtoken import gradtoken
 from vitreous.errors import UnsupportedModelError
 from vitreous.models import LoadedModel, VolumePreprocessing
 
@@ -297,3 +300,40 @@ def test_a_voxel_of_a_windowed_model_changes_its_patch() -> None:
     expected = (model(clips[:1]) - model(changed))[0, 1].detach()
     found = vitreous.explain(model, clips[:1], "occlusion:of=logit", target=1).maps("occlusion:of=logit")
     torch.testing.assert_close(found[(0, *place)], expected, rtol=1e-9, atol=1e-12)
+
+
+class TimmVolume(nn.Module):
+    """A timm ViT whose patches are blocks of voxels."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, volumes: Tensor) -> Tensor:
+        return self.model(as_picture(volumes))
+
+
+def as_picture(volumes: Tensor) -> Tensor:
+    """Volumes of 2 x 3 x 4 blocks of 2 x 2 x 4 voxels as pictures of 6 x 4 patches of 4 x 4 pixels, in this order."""
+    blocks = volumes.reshape(-1, 3, 2, 2, 3, 2, 4, 4).permute(0, 1, 2, 4, 3, 5, 6, 7)
+    return blocks.reshape(-1, 3, 24, 16)
+
+
+def test_maps_of_tokens_are_those_of_the_same_tokens_in_a_picture() -> None:
+    """GradToken written out step by step, and all three against the 2-D model that has the same tokens."""
+    torch.manual_seed(0)
+    plain = VisionTransformer(
+        img_size=(24, 16), patch_size=4, embed_dim=16, depth=3, num_heads=2, num_classes=CLASSES, class_token=True
+    )
+    plain = randomised(plain)
+    volumes = torch.randn(2, 3, 4, 6, 16, dtype=torch.float64)
+    methods = ["gradtoken", "decompx.skipplus", "twoscale"]
+    found = vitreous.explain(TimmVolume(plain), volumes, methods, target=1)
+    assert found.grid == (2, 3, 4)
+    pictures = as_picture(volumes)
+    expected = vitreous.explain(plain, pictures, methods, target=1)
+    for method in methods:
+        torch.testing.assert_close(found.scores[method], expected.scores[method], rtol=1e-8, atol=1e-11)
+    for number, picture in enumerate(pictures):
+        literal = gradtoken(run(plain, picture), 1).detach()
+        torch.testing.assert_close(found.scores["gradtoken"][number], literal, rtol=1e-8, atol=1e-11)

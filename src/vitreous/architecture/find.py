@@ -124,9 +124,9 @@ def _apart(trace: Trace, name: str, sizes: str) -> UnsupportedModelError:
     several = "s" if trace.batch > 1 else ""
     if len(trace.values[0].shape) == 5:
         return UnsupportedModelError(
-            f"the blocks of {name} run on a tensor of shape {sizes} for {trace.batch} volume{several} or clip{several}"
-            ": slices or frames run apart (attention within frames and across frames in turn), so that no stream has "
-            "all patches and no map can be laid out"
+            f"the blocks of {name} run on a tensor of shape {sizes} for {trace.batch} volume{several} or "
+            f"clip{several}: slices or frames are run apart (attention within frames and across frames in turn), so "
+            "that no one stream has all patches and no map can be laid out"
         )
     return UnsupportedModelError(
         f"the blocks of {name} run on a tensor of shape {sizes} for {trace.batch} image{several}: images are joined, "

@@ -116,7 +116,7 @@ class Audit:
             paste = tested.insertion
             parts.append(f"pasting it into others makes {paste.changed:.0%} {name} (compared with {paste.control:.0%})")
         if tested.finding and not tested.goes_with_label:
-            parts.append(f"photos labelled {name} have it no more than others, so the model mistakes it for {name}")
+            parts.append(f"it does not go with the label {name} here (q = {tested.label_q:.2g}), so it is no shortcut")
         deciding = [tested.effects[effect] for effect in tested.shown_by] if tested.finding else []
         weakest = max(deciding or tested.effects.values(), key=lambda effect: effect.q, default=None)
         return "; ".join([*parts, _p(weakest)])

@@ -11,6 +11,7 @@ from zoo.own_zoo import OWN
 from zoo.timm_zoo import TIMM
 from zoo.transformers_zoo import TRANSFORMERS
 from zoo.vit_pytorch_zoo import VIT_PYTORCH
+from zoo.volumes_zoo import VOLUMES
 
 SPELLED = [Entry(f"spellings/{variant}, {name}", partial(build, variant, name, weights())) for variant, name in ALL]
 # ViTs in other people's hands. Not among the entries: test_own_written_models.py compares them as a whole.
@@ -19,4 +20,4 @@ OWN_WRITTEN = [
 ]
 ENTRIES: list[Entry] = [*SPELLED, *VIT_PYTORCH, *OWN, *TIMM, *TRANSFORMERS]
 
-__all__ = ["CLASSES", "ENTRIES", "OWN_WRITTEN", "Entry"]
+__all__ = ["CLASSES", "ENTRIES", "OWN_WRITTEN", "VOLUMES", "Entry"]

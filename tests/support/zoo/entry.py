@@ -21,7 +21,7 @@ class Entry:
     Attributes:
         name: package/model, with the setting where there are several.
         construct: makes the module.
-        size: height and width of its pictures.
+        size: height and width of its pictures, behind the depth of volumes.
         channels: of its pictures.
         kind: what holds for its patches: ``plain`` (one stream of patch tokens, attention between all of them),
             ``hierarchical`` (stages, windows, or several streams), or ``other`` (no class scores, or no attention).
@@ -30,7 +30,7 @@ class Entry:
 
     name: str
     construct: Callable[[], nn.Module]
-    size: tuple[int, int] = (32, 32)
+    size: tuple[int, ...] = (32, 32)
     channels: int = 3
     kind: str = "plain"
     dtype: torch.dtype = torch.float64
