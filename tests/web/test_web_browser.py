@@ -516,6 +516,8 @@ def test_on_a_phone_maps_follow_the_predictions_and_settings_are_in_a_drawer(ope
         place = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
         tops = [opened.driver.execute_script(place, name) for name in ("#v-predictions", "#v-stage", "#v-trust")]
         assert tops == sorted(tops)
+        tiles = (".v-tile:not(.v-photo)", ".v-tile.v-photo")
+        assert opened.driver.execute_script(place, tiles[0]) < opened.driver.execute_script(place, tiles[1])
         opened.until(lambda: opened.one(".v-tile:not(.v-photo) canvas").size["width"] > 350)
         opened.until(lambda: not opened.one("#v-picker").is_displayed())  # the drawer slides
         opened.driver.execute_script("document.querySelector('#v-drawer-open').click()")
