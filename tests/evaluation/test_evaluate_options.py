@@ -68,8 +68,9 @@ def test_every_option_is_one_of_the_command_line_with_the_same_default_bounds_an
         assert parameter.help.replace("\\[", "[") == option.help
         assert (parameter.default or ()) == (option.default or ())
     shown = " ".join(CliRunner().invoke(app, ["evaluate", "--help"], env={"COLUMNS": "300"}).stdout.split())
-    assert "<local|ray>" in shown
-    assert "--workers <int range> [x>=1]" in shown
+    assert "--engine local|ray " in shown
+    assert "--workers N " in shown
+    assert "x>=1]" in shown
     assert "(processors / workers)" in shown
 
 

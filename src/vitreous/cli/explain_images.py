@@ -260,7 +260,7 @@ class _ExplainJob:
         found: list[Path] = []
         self.arguments = list(arguments)
         for argument in arguments:
-            if is_volume_file(argument) and Path(argument).is_file():
+            if is_volume_file(argument) and os.path.isfile(argument):  # noqa: PTH113  # too long a name is no file
                 found.append(Path(argument))
                 continue
             try:
@@ -268,7 +268,7 @@ class _ExplainJob:
                 if skipped is None and not os.path.exists(images[0]):  # noqa: PTH110  # as above
                     read_image(images[0])  # says what is wrong before the model is loaded
             except ImageError as error:
-                if Path(argument).is_dir() and (volumes := volume_files(Path(argument))):
+                if os.path.isdir(argument) and (volumes := volume_files(Path(argument))):  # noqa: PTH112
                     found += volumes
                     continue
                 self._add_failure(argument, error)
@@ -296,7 +296,7 @@ class _ExplainJob:
         """Return the volumes that the arguments name: a folder of image files is one clip, its files are frames."""
         if self.request.report is not None:
             raise InputError(_NO_REPORT)
-        folders = [Path(argument) for argument in self.arguments if Path(argument).is_dir() and argument]
+        folders = [Path(argument) for argument in self.arguments if os.path.isdir(argument)]  # noqa: PTH112
         clips = [folder for folder in folders if not volume_files(folder)]
         images = [file for file in files if not is_volume_file(file.name)]
         if alone := [file for file in images if file.parent not in clips]:
