@@ -547,7 +547,8 @@ def test_a_polite_end_lets_the_program_tidy_up(number):
     code = (
         "import os, signal, sys\n"
         "from vitreous import cli\n"
-        f"if len(sys.argv) > 1: signal.signal({int(number)}, signal.SIG_IGN)\n"
+        # A test run under nohup ignores SIGHUP, and so would its children.
+        f"signal.signal({int(number)}, signal.SIG_IGN if len(sys.argv) > 1 else signal.SIG_DFL)\n"
         f"cli.app = lambda: os.kill(os.getpid(), {int(number)})\n"
         "cli.main()\n"
         "print('went on')\n"
