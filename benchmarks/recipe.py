@@ -33,7 +33,7 @@ from vitreous.evaluation.tasks.pixel_masking import ErasingAccuracy
 from vitreous.evaluation.tasks.segmentation import AveragePrecision, Segmentation
 from vitreous.evaluation.tasks.task import Case, ImageBatch, enlarged
 from vitreous.methods import Procedure, View, register
-from vitreous.methods.twoscale import Refined
+from vitreous.methods.twoscale import Refined, averaged
 from vitreous.models import LoadedModel, load_model
 from vitreous.tape import GradientNeeds, Needs, Pass
 
@@ -161,7 +161,7 @@ class Orders(Procedure):
     runs_again = True
 
     def __init__(self, steps: int) -> None:
-        self._scale, self._steps = Refined(1.0, steps), steps
+        self._scale = Refined(1.0, steps)
 
     def needs(self, layer: int, depth: int) -> Needs:
         """What ``refined`` needs."""
@@ -172,23 +172,22 @@ class Orders(Procedure):
         fine = self._scale.fine(view)
         kept = {"fine": fine, "R": self._scale.regions(view)}
         for name, best_first in (("D", True), ("I", False)):
-            kept[name] = self._order(view, fine, best_first=best_first)
-            kept[f"M{name}"] = self._scale.averaged(view, fine, best_first=best_first)
+            series = list(self._scale.series(view, fine, best_first=best_first))
+            kept[name], kept[f"M{name}"] = order_of(series, best_first=best_first), averaged(series)
         _probed.append(kept)
         return fine
 
-    def _order(self, view: View, fine: Tensor, *, best_first: bool) -> Tensor:
-        batch, patches = fine.shape
-        kept, gone = torch.arange(patches).expand(batch, -1), []
-        for step in range(self._steps):
-            scores = self._scale.fine_of_kept(view, kept) if step else fine
-            ranked = kept.gather(1, scores.argsort(dim=1, descending=best_first, stable=True))
-            count = (step + 1) * patches // self._steps - step * patches // self._steps
-            gone.append(ranked[:, :count])
-            kept = ranked[:, count:].sort(dim=1).values
-        places = torch.arange(patches, dtype=fine.dtype).expand(batch, -1) / max(patches - 1, 1)
-        ranks = torch.empty_like(fine).scatter_(1, torch.cat(gone, dim=1), places)
-        return 1 - ranks if best_first else ranks
+
+def order_of(series: Sequence[tuple[Tensor, Tensor]], *, best_first: bool) -> Tensor:
+    """The order in which the patches of a series go, from 0 to 1, with important patches near 1."""
+    left, gone = [kept.shape[1] for kept, _ in series[1:]] + [0], []
+    for (kept, scores), then in zip(series, left, strict=True):
+        ranked = kept.gather(1, scores.argsort(dim=1, descending=best_first, stable=True))
+        gone.append(ranked[:, : kept.shape[1] - then])
+    fine = series[0][1]
+    places = torch.arange(fine.shape[1], dtype=fine.dtype).expand_as(fine) / max(fine.shape[1] - 1, 1)
+    ranks = torch.empty_like(fine).scatter_(1, torch.cat(gone, dim=1), places)
+    return 1 - ranks if best_first else ranks
 
 
 @register("recipe_orders", family="plugin", paper="", year=2026, class_specific=True, signed=True)

@@ -23,8 +23,7 @@ prediction) and the worst first (what has to stay to keep it), and averages it o
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import torch
@@ -125,8 +124,8 @@ class TwoScale(Procedure):
 
     def fine_needs(self, depth: int) -> Needs:
         """What F, O and H need."""
-        needs = (self._every.needs(each, depth) for each in (self._full, self._odds, self._hidden))
-        return reduce(or_, needs)
+        full, odds, hidden = (self._every.needs(each, depth) for each in (self._full, self._odds, self._hidden))
+        return full | odds | hidden
 
     def map(self, view: View) -> Tensor:
         """Both scales together."""
@@ -183,29 +182,31 @@ class Refined(TwoScale):
     def map(self, view: View) -> Tensor:
         """Both scales together, the fine one averaged."""
         fine = self.fine(view)
-        average = total(self.averaged(view, fine, best_first=best_first) for best_first in (True, False))
+        average = total(averaged(self.series(view, fine, best_first=best_first)) for best_first in (True, False))
         return standardised(_OF_AVERAGE * standardised(average) + self._region * self.regions(view))
 
-    def averaged(self, view: View, fine: Tensor, *, best_first: bool) -> Tensor:
-        """The mean of the standardised fine scale while equal parts of the patches are dropped, (batch, patches).
+    def series(self, view: View, fine: Tensor, *, best_first: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Runs in which equal parts of the patches are dropped, one part more in each.
 
         Args:
             view: the run of the whole images.
             fine: their fine scale.
             best_first: whether the best or the worst patches are dropped first.
+
+        Yields:
+            The patches that are left, (batch, k), ascending in every row, and their fine scale, the same shape; the
+            whole images first.
         """
         batch, patches = fine.shape
         steps = min(self._budget, patches)
         kept, scores = torch.arange(patches, device=fine.device).expand(batch, -1), fine
-        summed, runs = standardised(fine), torch.ones_like(fine)
+        yield kept, scores
         for step in range(1, steps):
             ranked = kept.gather(1, scores.argsort(dim=1, descending=best_first, stable=True))
             dropped = step * patches // steps - (step - 1) * patches // steps
             kept = ranked[:, dropped:].sort(dim=1).values
             scores = self.fine_of_kept(view, kept)
-            summed = summed.scatter_add(1, kept, standardised(scores))
-            runs = runs.scatter_add(1, kept, torch.ones_like(scores))
-        return summed / runs
+            yield kept, scores
 
     def fine_of_kept(self, view: View, kept: Tensor) -> Tensor:
         """The fine scale of a run without all patches but ``kept``, (batch, k), ascending in every row."""
@@ -213,6 +214,17 @@ class Refined(TwoScale):
         with view.runner.record_kept(view.runner.images, kept, needs) as tape:
             found = {backward: tape.backward(backward, view.target, part) for backward, part in needs.gradients.items()}
             return self.fine(View(tape, found, view.target, view.runner))
+
+
+def averaged(series: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """The mean of the standardised fine scale over the runs of a series in which a patch is there, (batch, patches)."""
+    runs = iter(series)
+    _, fine = next(runs)
+    summed, count = standardised(fine), torch.ones_like(fine)
+    for kept, scores in runs:
+        summed = summed.scatter_add(1, kept, standardised(scores))
+        count = count.scatter_add(1, kept, torch.ones_like(scores))
+    return summed / count
 
 
 RegionWeight = Annotated[float, "how much it counts whether a patch lies in a region that contributes; localisation"]
